@@ -16,6 +16,7 @@ use ltx2::media::{read_image, read_png, read_wav};
 use ltx2::models::audio_vae;
 use ltx2::models::connectors::ConnectorsConfig;
 use ltx2::models::diffusion_decoder::DiffusionDecoderConfig;
+use ltx2::models::duration_head::DurationHeadConfig;
 use ltx2::models::gemma3::{self, Gemma3Config};
 use ltx2::models::gemma4::Gemma4Config;
 use ltx2::models::tokenizer::Tokenizer;
@@ -150,6 +151,7 @@ pub fn model_config(bytes: &[u8]) -> Read {
         audio_vae::DecoderConfig::from_json(&json).is_ok(),
         ConnectorsConfig::from_json(&json).is_ok(),
         DiffusionDecoderConfig::from_json(&json).is_ok(),
+        DurationHeadConfig::from_json(&json).is_ok(),
         Gemma3Config::from_json(&json).is_ok(),
         Gemma4Config::from_json(&json).is_ok(),
         TransformerConfig::from_json(&json).is_ok(),

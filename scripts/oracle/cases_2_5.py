@@ -29,6 +29,7 @@ _TEXT = dict(
 _LINKS = {
     "transformer": "dit_2_5", "vae": "tiny_2_3", "audio_vae": "tiny_2_3", "vocoder": "tiny_2_3", "tokenizer": "tiny_2_3",
     "scheduler": "tiny_2_3", "latent_upsampler": "upsampler_plain",
+    "duration_head": "duration_head",
 }
 
 

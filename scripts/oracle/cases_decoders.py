@@ -136,6 +136,19 @@ def upsampler():
         _write("upsampler", case, {"latents": latents}, {"latents": grown.contiguous()}, name, 500 + index)
 
 
+def duration_head():
+    """Text contexts of both streams to seconds."""
+    for index, (name, sizes) in enumerate({"duration_head": (2, 8, 8), "duration_head_queries": (1, 5, 3)}.items()):
+        batch, video, audio = sizes
+        config = models.DURATION_HEAD[name]
+        inputs = {
+            f"{stream}_tokens": randn(540 + index, stream, batch, tokens, config[f"{stream}_cross_attention_dim"])
+            for stream, tokens in (("video", video), ("audio", audio))
+        }
+        seconds = models.load(name, "duration_head")(**inputs)
+        _write("duration-head", name, inputs, {"seconds": seconds}, name, 540 + index)
+
+
 def filters():
     """What diffusers' upsampling pipeline does to upsampled latents where asked to: Lightricks' packages have no such
     filters, up to 1.2.0."""
@@ -148,5 +161,5 @@ def filters():
 
 COMPONENTS = {
     "filters": filters, "video-decoder": video_decoder, "video-encoder": video_encoder, "audio-decoder": audio_decoder,
-    "vocoder": vocoder, "upsampler": upsampler,
+    "vocoder": vocoder, "upsampler": upsampler, "duration-head": duration_head,
 }

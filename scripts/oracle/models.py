@@ -16,7 +16,9 @@ from diffusers import (
     LTX2Pipeline,
     LTX2VideoTransformer3DModel,
 )
-from diffusers.pipelines.ltx2 import LTX2LatentUpsamplerModel, LTX2TextConnectors, LTX2Vocoder, LTX2VocoderWithBWE
+from diffusers.pipelines.ltx2 import (
+    LTX2DurationHead, LTX2LatentUpsamplerModel, LTX2TextConnectors, LTX2Vocoder, LTX2VocoderWithBWE,
+)
 from transformers import AutoTokenizer, Gemma3Config, Gemma3ForConditionalGeneration
 
 from common import MODELS, keeps, randomise
@@ -269,6 +271,19 @@ WHOLE = ("tiny_a", "tiny_b", "tiny_2_3")
 STORED_BF16 = {"tiny_a", "tiny_2_3"}
 SHARDED = {"tiny_a"}
 
+# Of text contexts as wide as those of the smallest LTX-2.5; the other with several queries.
+DURATION_HEAD = {
+    "duration_head": dict(
+        video_cross_attention_dim=20, audio_cross_attention_dim=12, pooler_hidden_dim=8, num_pooler_heads=4, mlp_hidden_dim=6
+    ),
+    "duration_head_queries": dict(
+        video_cross_attention_dim=6, audio_cross_attention_dim=10, pooler_hidden_dim=9, num_queries=3, num_pooler_heads=3,
+        mlp_hidden_dim=5,
+    ),
+}
+# The folder of the upsampler in time.
+TEMPORAL = "temporal_latent_upsampler"
+
 _CLASSES = {
     "transformer": (LTX2VideoTransformer3DModel, TRANSFORMER),
     "connectors": (LTX2TextConnectors, CONNECTORS),
@@ -276,6 +291,7 @@ _CLASSES = {
     "audio_vae": (AutoencoderKLLTX2Audio, AUDIO_VAE),
     "vocoder": (LTX2Vocoder, VOCODER),
     "latent_upsampler": (LTX2LatentUpsamplerModel, LATENT_UPSAMPLER),
+    "duration_head": (LTX2DurationHead, DURATION_HEAD),
 }
 COMPONENTS = tuple(c for c, (_, configs) in _CLASSES.items() if set(WHOLE) <= set(configs))
 
@@ -381,6 +397,8 @@ def save_variants():
                 shutil.rmtree(folder, ignore_errors=True)
                 part = build(component, configs[name], seed_of(name)).to(torch.bfloat16)
                 part.save_pretrained(folder / component)
+                if component == "latent_upsampler" and configs[name].get("temporal_upsample"):
+                    (folder / TEMPORAL).symlink_to(component)
 
 
 def load(name, component, dtype=torch.float32):

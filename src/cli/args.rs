@@ -117,9 +117,12 @@ pub(crate) struct RequestArgs {
     /// Height in pixels, a multiple of 32
     #[arg(long, value_name = "N")]
     pub(crate) height: Option<u64>,
-    /// Number of frames, 8k+1: 1, 9, 17 … 121 …
-    #[arg(long, value_name = "N", conflicts_with = "seconds")]
-    pub(crate) num_frames: Option<u64>,
+    /// Number of frames, 8k+1: 1, 9, 17 … 121 …; auto: as many as LTX-2.5's duration head predicts for the prompt
+    #[arg(long, value_name = "N", conflicts_with = "seconds", value_parser = num_frames)]
+    pub(crate) num_frames: Option<Value>,
+    /// Frames that the first stage of `distilled` generates beside the video, to guide it (LTX-2.5)
+    #[arg(long, value_name = "N")]
+    pub(crate) num_generated_keyframes: Option<u64>,
     /// Duration in seconds; the nearest legal number of frames is taken
     #[arg(long, value_name = "S", allow_negative_numbers = true, value_parser = finite)]
     pub(crate) seconds: Option<f64>,
@@ -166,7 +169,8 @@ impl RequestArgs {
         given.flag("image", "request.images", images(&self.image)?);
         given.flag("width", "request.width", self.width);
         given.flag("height", "request.height", self.height);
-        given.flag("num-frames", "request.num_frames", self.num_frames);
+        given.flag("num-frames", "request.num_frames", self.num_frames.clone());
+        given.flag("num-generated-keyframes", "conditioning.generated_keyframes", self.num_generated_keyframes);
         given.seconds = self.seconds;
         given.flag("frame-rate", "request.frame_rate", self.frame_rate);
         given.flag("steps", "sampler.steps", self.steps);
@@ -336,6 +340,14 @@ impl OutputArgs {
 }
 
 /// A finite number; `nan` and `inf` are refused.
+/// A number of frames, or the word for what the model predicts.
+fn num_frames(text: &str) -> Result<Value, String> {
+    match text {
+        "auto" => Ok(text.into()),
+        _ => text.parse::<u64>().map(Value::from).map_err(|_| "neither a number nor auto".to_string()),
+    }
+}
+
 fn finite(text: &str) -> Result<f64, String> {
     text.parse::<f64>().ok().filter(|v| v.is_finite()).ok_or_else(|| "not a number".to_string())
 }

@@ -10,8 +10,8 @@ use crate::models::ConfigError;
 use crate::pipeline::PipelineError;
 use crate::pipeline::configs::ModelConfigs;
 use crate::pipeline::model::{Component, needed_components};
-use crate::pipeline::parameters::{compare, has_program};
-use crate::weights::{ModelSource, Overrides, ValidationReport, WeightsError};
+use crate::pipeline::parameters::compare;
+use crate::weights::{ModelSource, Overrides, ValidationReport};
 
 /// Lists a model's components, missing and mis-shaped tensors, and what each pipeline needs, from headers alone.
 #[derive(clap::Args, Debug)]
@@ -49,8 +49,6 @@ enum Finding {
     Unsupported(String),
     Broken(String),
     Weights(ValidationReport),
-    /// Present, in so many tensors and bytes that no program reads.
-    NoProgram(usize, u64),
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
@@ -119,12 +117,6 @@ fn examine(source: &Arc<ModelSource>, configs: &ModelConfigs, part: Component) -
         Ok(c) => c,
         Err(e) => return Finding::Broken(e.to_string()),
     };
-    if !has_program(part) {
-        return match checkpoint.names().map(|name| Ok(checkpoint.get(name)?.size() as u64)).sum() {
-            Ok(bytes) => Finding::NoProgram(checkpoint.names().count(), bytes),
-            Err(e) => Finding::Broken(WeightsError::to_string(&e)),
-        };
-    }
     match compare(configs, part, &checkpoint) {
         Ok(report) => Finding::Weights(report),
         Err(e @ PipelineError::Config { source: ConfigError::Unsupported { .. } | ConfigError::Unread { .. }, .. }) => {
@@ -141,7 +133,6 @@ fn describe(finding: &Finding) -> serde_json::Value {
         Finding::Present => json!({"state": "present"}),
         Finding::Unsupported(why) => json!({"state": "unsupported", "message": why}),
         Finding::Broken(why) => json!({"state": "broken", "message": why}),
-        Finding::NoProgram(tensors, bytes) => json!({"state": "no program", "tensors": tensors, "bytes": bytes}),
         Finding::Weights(r) => json!({
             "state": if r.is_ok() { "ok" } else { "wrong" }, "tensors": r.matched, "bytes": r.bytes,
             "missing": r.missing, "extra": r.extra, "inert": r.inert,
@@ -157,9 +148,6 @@ fn lines_of(part: Component, finding: &Finding) -> Vec<String> {
         Finding::Present => format!("{name:<25} present"),
         Finding::Unsupported(why) => format!("{name:<25} unsupported: {why}"),
         Finding::Broken(why) => format!("{name:<25} broken: {why}"),
-        Finding::NoProgram(tensors, bytes) => {
-            format!("{name:<25} present: {tensors} tensors, {:.1} MB; no program reads it", *bytes as f64 / 1e6)
-        }
         Finding::Weights(report) if report.is_ok() => {
             let more = match report.inert {
                 0 => String::new(),

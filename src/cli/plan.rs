@@ -8,7 +8,7 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use super::compile_report::mesh_text;
-use crate::config::{Loaded, WeightSource};
+use crate::config::{Loaded, NumFrames, WeightSource};
 use crate::models::presets::Preset;
 use crate::pipeline::configs::ModelConfigs;
 use crate::pipeline::options::GenerateOptions;
@@ -26,9 +26,9 @@ pub(crate) struct Plan {
     weights: WeightSource,
     width: usize,
     height: usize,
-    num_frames: usize,
+    num_frames: NumFrames,
     frame_rate: f64,
-    seconds: f64,
+    seconds: Option<f64>,
     /// Latent frames, rows, columns.
     video_latents: [usize; 3],
     video_tokens: usize,
@@ -61,7 +61,8 @@ impl Plan {
         let configs = source.ok().map(|s| ModelConfigs::of(&s)).or_else(carried);
         let transformer = configs.and_then(|p| p.transformer().ok()).unwrap_or_default();
         let (grid, audio) = coordinate_grids(&transformer);
-        let video = grid.latents(1, 1, r.width, r.height, r.num_frames).ok();
+        let count = r.num_frames.count();
+        let video = count.and_then(|count| grid.latents(1, 1, r.width, r.height, count).ok());
         let mesh = config.virtual_devices().and_then(|n| config.placement(n)).map(|p| p.mesh.axes);
         Plan {
             preset: loaded.preset(),
@@ -74,10 +75,10 @@ impl Plan {
             height: r.height,
             num_frames: r.num_frames,
             frame_rate: r.frame_rate,
-            seconds: r.num_frames as f64 / r.frame_rate,
+            seconds: count.map(|count| count as f64 / r.frame_rate),
             video_latents: video.map_or([0; 3], |v| [v.frames, v.height, v.width]),
             video_tokens: video.map_or(0, |v| grid.tokens(&v)),
-            audio_tokens: audio.latents(1, 1, r.num_frames, r.frame_rate).map_or(0, |a| a.length),
+            audio_tokens: count.and_then(|n| audio.latents(1, 1, n, r.frame_rate).ok()).map_or(0, |a| a.length),
             text_tokens: r.max_sequence_length,
             steps: config.sampler.steps,
             branches: branches(request::scales(config)).into_iter().map(branch_name).collect(),
@@ -112,16 +113,18 @@ impl fmt::Display for Plan {
         if self.weights == WeightSource::Random {
             writeln!(f, "weights    random, made on the device")?;
         }
-        writeln!(
-            f,
-            "video      {}x{}, {} frames at {} a second, {:.2} s",
-            self.width, self.height, self.num_frames, self.frame_rate, self.seconds
-        )?;
-        writeln!(
-            f,
-            "tokens     {} video ({frames} x {rows} x {columns}), {} audio, {} text",
-            self.video_tokens, self.audio_tokens, self.text_tokens
-        )?;
+        write!(f, "video      {}x{}, ", self.width, self.height)?;
+        match self.num_frames.count().zip(self.seconds) {
+            Some((count, seconds)) => {
+                writeln!(f, "{count} frames at {} a second, {seconds:.2} s", self.frame_rate)?;
+                writeln!(
+                    f,
+                    "tokens     {} video ({frames} x {rows} x {columns}), {} audio, {} text",
+                    self.video_tokens, self.audio_tokens, self.text_tokens
+                )?;
+            }
+            None => writeln!(f, "as many frames at {} a second as the prompt's duration is", self.frame_rate)?,
+        }
         writeln!(f, "denoising  {} steps, passes a step: {}", self.steps, self.branches.join(", "))?;
         writeln!(f, "device     {}, {}, layout {}, {}", self.platform, self.dtype, self.layout, self.mesh)?;
         for output in &self.outputs {

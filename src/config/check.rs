@@ -4,7 +4,8 @@ use serde_json::Value;
 
 use super::error::ConfigError;
 use super::layout;
-use super::schema::{Config, Scales};
+use super::pipeline::Pipeline;
+use super::schema::{Config, NumFrames, Scales};
 use super::tree::Tree;
 use crate::av::Av;
 use crate::runtime::platform::Choice;
@@ -42,10 +43,11 @@ fn check_request(config: &Config) -> Result<(), Fault> {
             return fail(key, value.to_string(), why);
         }
     }
-    if r.num_frames % FRAME_STEP != 1 {
-        let (low, high) = around(r.num_frames, 1, FRAME_STEP);
+    let count = r.num_frames.count();
+    if let Some(frames) = count.filter(|frames| frames % FRAME_STEP != 1) {
+        let (low, high) = around(frames, 1, FRAME_STEP);
         let why = format!("must be one more than a multiple of {FRAME_STEP}; the nearest are {low} and {high}");
-        return fail("request.num_frames", r.num_frames.to_string(), why);
+        return fail("request.num_frames", frames.to_string(), why);
     }
     if !(r.frame_rate.is_finite() && r.frame_rate > 0.0) {
         return fail("request.frame_rate", r.frame_rate.to_string(), "must be above 0".into());
@@ -54,14 +56,27 @@ fn check_request(config: &Config) -> Result<(), Fault> {
     if r.seed.checked_add(last).is_none() {
         return fail("request.seed", r.seed.to_string(), format!("{} videos need seeds beyond 64 bits", r.num_videos));
     }
-    if let Some(image) = r.images.iter().find(|i| i.frame >= r.num_frames) {
-        let why = format!("the video has {} frames, numbered from 0", r.num_frames);
-        return fail("request.images", format!("frame {}", image.frame), why);
+    if let Some((image, frames)) = count.and_then(|frames| Some((outside(config, frames)?, frames))) {
+        let why = format!("the video has {frames} frames, numbered from 0");
+        return fail("request.images", format!("frame {image}"), why);
     }
     if let Some(why) = config.pipeline.images_fault(r.images.len()) {
         return fail("pipeline", config.pipeline.name().into(), why.into());
     }
+    let slots = config.conditioning.generated_keyframes;
+    if slots > 0 && config.pipeline != Pipeline::Distilled {
+        return fail(
+            "conditioning.generated_keyframes",
+            slots.to_string(),
+            "only the pipeline distilled makes such".into(),
+        );
+    }
     Ok(())
+}
+
+/// The frame of an image that a video of so many frames lacks.
+fn outside(config: &Config, frames: usize) -> Option<usize> {
+    config.request.images.iter().map(|image| image.frame).find(|frame| *frame >= frames)
 }
 
 fn check_sampling(config: &Config) -> Result<(), Fault> {
@@ -150,6 +165,19 @@ fn schedule_fault(sigmas: &[f64]) -> Option<String> {
 }
 
 impl Config {
+    /// The same with so many frames.
+    ///
+    /// # Errors
+    /// An image that stands behind the last.
+    pub(crate) fn with_frames(&self, frames: usize) -> Result<Config, String> {
+        if let Some(image) = outside(self, frames) {
+            return Err(format!("request.images: frame {image}: the video has {frames} frames, numbered from 0"));
+        }
+        let mut config = self.clone();
+        config.request.num_frames = NumFrames::Count(frames);
+        Ok(config)
+    }
+
     /// The platform to look for.
     ///
     /// # Errors

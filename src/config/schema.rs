@@ -157,9 +157,8 @@ with_defaults! {
         /// Pixels; a multiple of 32, of 64 with two stages.
         #[schemars(range(min = 1))]
         pub height: usize = 512,
-        /// Frames; one more than a multiple of 8.
-        #[schemars(range(min = 1))]
-        pub num_frames: usize = 121,
+        /// Frames; one more than a multiple of 8. Auto: as many as LTX-2.5's duration head predicts for the prompt.
+        pub num_frames: NumFrames = NumFrames::Count(121),
         /// Frames a second.
         pub frame_rate: f64 = 24.0,
         /// Random seed of the first video's noise.
@@ -171,6 +170,26 @@ with_defaults! {
         /// Text tokens; a longer prompt is cut.
         #[schemars(range(min = 1))]
         pub max_sequence_length: usize = 1024,
+    }
+}
+
+/// Frames of a video.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub enum NumFrames {
+    /// As many as the model predicts for the prompt.
+    Auto(Auto),
+    /// Number of frames.
+    Count(#[schemars(range(min = 1))] usize),
+}
+
+impl NumFrames {
+    /// The number, where it is given.
+    pub fn count(self) -> Option<usize> {
+        match self {
+            NumFrames::Auto(_) => None,
+            NumFrames::Count(count) => Some(count),
+        }
     }
 }
 
@@ -364,6 +383,8 @@ with_defaults! {
         pub noising: Reference = Reference::Official,
         /// Whether LTX-2.5's first latent frame is marked as a single frame. Official: in every pipeline; diffusers: in none.
         pub first_frame_marker: Reference = Reference::Official,
+        /// Frames at equal distances that the first stage of `distilled` generates beside the video, to guide it (LTX-2.5).
+        pub generated_keyframes: usize = 0,
         /// Quality of the H.264 round trip of conditioning images that say none of their own, 0 for none.
         #[schemars(range(min = 0, max = 51))]
         pub crf: u8 = 33,

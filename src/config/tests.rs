@@ -75,7 +75,7 @@ fn each_layer_wins_over_the_next() {
     let loaded = load(&given).unwrap();
     let request = &loaded.config.request;
     assert_eq!((request.width, request.height, request.seed), (512, 256, 6));
-    assert_eq!((loaded.config.sampler.steps, request.num_frames), (9, 121));
+    assert_eq!((loaded.config.sampler.steps, request.num_frames.count()), (9, Some(121)));
     let origin = |path| loaded.origin(path).to_string().replace(&format!("{}/", files.0.path().display()), "");
     assert_eq!(origin("request.width"), "base.yml:2");
     assert_eq!(origin("request.height"), "sub/top.yml:3");
@@ -109,7 +109,7 @@ fn every_shipped_file_loads() {
     }
     let nano = load(&file("configs/nano.yml")).unwrap();
     assert_eq!(nano.config.model.path, "assets/nano");
-    assert_eq!((nano.config.request.num_frames, nano.config.runtime.dtype), (25, Dtype::F32));
+    assert_eq!((nano.config.request.num_frames.count(), nano.config.runtime.dtype), (Some(25), Dtype::F32));
     let full = load(&file("ltx2_full_guidance")).unwrap().config;
     assert_eq!(full.scales().audio, ResolvedScales { cfg: 7.0, stg: 1.0, modality: 3.0, rescale: 0.7 });
     assert_eq!(full.guidance.stg_blocks, [29]);
@@ -392,7 +392,7 @@ fn seconds_pick_the_nearest_count() {
     let mut given = set(&["request.frame_rate=25"]);
     given.seconds = Some(4.0);
     let loaded = load(&given).unwrap();
-    assert_eq!(loaded.config.request.num_frames, 97);
+    assert_eq!(loaded.config.request.num_frames.count(), Some(97));
     assert_eq!(loaded.origin("request.num_frames").to_string(), "flag --seconds");
     given.seconds = Some(-1.0);
     assert_eq!(load(&given).unwrap_err().to_string(), "--seconds -1: must be a number above 0");

@@ -4,6 +4,7 @@ pub mod audio_vae;
 pub(crate) mod config_keys;
 pub mod connectors;
 pub mod diffusion_decoder;
+pub mod duration_head;
 pub mod families;
 pub(crate) mod feed_forward;
 pub(crate) mod gemma;

@@ -76,6 +76,14 @@ impl Runner {
         self.call(ProgramKind::Connectors, &network, given)
     }
 
+    /// Text contexts `[prompts, tokens, channels]` to `seconds [prompts]`.
+    pub(crate) fn duration_head(&mut self, text: Av<Tensor>) -> Result<Call<'static>> {
+        let (rows, tokens) = (text.video.shape()[0], text.as_ref().map(|context| context.shape()[1]));
+        let network = self.model.configs.duration_head_program(rows, tokens, &self.build)?;
+        let given = Av::NAMES.zip(text).map(|(name, context)| (format!("{name}_tokens"), context));
+        self.call(ProgramKind::DurationHead, &network, given)
+    }
+
     /// A frame `[1, 3, 1, height, width]` of -1..1 to `latents`.
     pub(crate) fn video_encoder(&mut self, video: Array5<f32>) -> Result<Call<'static>> {
         let network = self.model.configs.video_encoder_program(video.dim().into(), &self.build)?;
@@ -129,7 +137,10 @@ impl Runner {
         given.extend(evaluations(request)?);
         given.extend(conditions.into_iter().flat_map(|tokens| tokens.inputs(shape.batch)));
         if shape.keyframes {
-            given.push(("keyframes.video".into(), shapes.first_frame().into()));
+            given.push((
+                "keyframes.video".into(),
+                shapes.single_frames(&request.conditions.video, request.first_frame_marker).into(),
+            ));
         }
         given.push(("scales".into(), arr2(&[scales.video, scales.audio]).into()));
         let call = self.call(program, &network, given)?;

@@ -7,6 +7,7 @@ use serde::de::DeserializeOwned;
 
 use super::configs::ModelConfigs;
 use super::error::{PipelineError, Result};
+use crate::av::Av;
 use crate::models::Network;
 use crate::models::connectors::Input;
 use crate::models::pixels::Pixels;
@@ -151,6 +152,13 @@ pub(super) fn connectors(given: &mut ReferenceArguments) -> Result<Ready> {
     Ok((network, inputs))
 }
 
+pub(super) fn duration_head(given: &mut ReferenceArguments) -> Result<Ready> {
+    let [video, audio] = [given.ranked("video_tokens", 3)?, given.ranked("audio_tokens", 3)?];
+    let tokens = Av { video: video.shape()[1], audio: audio.shape()[1] };
+    let network = given.configs.duration_head_program(video.shape()[0], tokens, given.build)?;
+    Ok((network, vec![("video_tokens".into(), video), ("audio_tokens".into(), audio)]))
+}
+
 pub(super) fn video_encoder(given: &mut ReferenceArguments) -> Result<Ready> {
     given.only("video", ModelConfigs::video_encoder_program)
 }
@@ -187,4 +195,8 @@ pub(super) fn vocoder(given: &mut ReferenceArguments) -> Result<Ready> {
 
 pub(super) fn upsampler(given: &mut ReferenceArguments) -> Result<Ready> {
     given.only("latents", ModelConfigs::upsampler_program)
+}
+
+pub(super) fn temporal_upsampler(given: &mut ReferenceArguments) -> Result<Ready> {
+    given.only("latents", ModelConfigs::temporal_upsampler_program)
 }

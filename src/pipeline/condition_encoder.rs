@@ -25,6 +25,7 @@ pub(crate) fn check(condition: &Condition) -> Result<()> {
     match &condition.content {
         Content::Image { path, .. } => Ok(media::read_image(path).map(drop)?),
         Content::AudioLatents { path } => audio_latents(path).map(drop),
+        Content::Generated => Ok(()),
     }
 }
 
@@ -69,6 +70,7 @@ impl Runner {
                 let tokens = match &condition.content {
                     Content::Image { path, crf } => self.image_tokens(path, *crf, request)?,
                     Content::AudioLatents { path } => self.audio_tokens(path, &shapes.audio)?,
+                    Content::Generated => Array3::zeros((1, shapes.frame_tokens(), stream.clean.shape()[2])),
                 };
                 let level =
                     levels.iter().position(|l| *l == condition.noise_level()).expect("a level of each condition");

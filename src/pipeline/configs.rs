@@ -6,10 +6,12 @@ use serde_json::Value;
 
 use super::error::{PipelineError, Result};
 use super::origin::Origin;
+use crate::av::Av;
 use crate::config::{Config, Decoder, Reference};
 use crate::hlo::DType;
 use crate::models::connectors::{self, ConnectorsConfig};
 use crate::models::diffusion_decoder::{self, DiffusionDecoderConfig, FeatureGrid, FeatureTile};
+use crate::models::duration_head::{self, DurationHeadConfig};
 use crate::models::families;
 use crate::models::pixels::Pixels;
 use crate::models::presets::Preset;
@@ -211,6 +213,12 @@ impl ModelConfigs {
         Ok(connectors::program(&self.connectors()?, rows, tokens, input, b)?)
     }
 
+    /// Text contexts of `tokens` tokens to the seconds of each prompt's video.
+    pub(crate) fn duration_head_program(&self, rows: usize, tokens: Av<usize>, b: &Build) -> Result<Network> {
+        let c = self.read(Component::DurationHead, DurationHeadConfig::from_json)?;
+        Ok(duration_head::program(&c, rows, tokens, b)?)
+    }
+
     /// The connectors' tables, by input name.
     pub(crate) fn connectors_inputs(&self, tokens: usize) -> Result<Vec<(String, Tensor)>> {
         Ok(connectors::host_inputs(&self.connectors()?, tokens))
@@ -278,6 +286,12 @@ impl ModelConfigs {
     /// Un-normalised latents `[b, c, f, h, w]` to latents of more rows and columns, or frames.
     pub(crate) fn upsampler_program(&self, [n, _, f, h, w]: [usize; 5], b: &Build) -> Result<Network> {
         Ok(upsampler::program(&self.upsampler()?, [n, f, h, w], b)?)
+    }
+
+    /// Un-normalised latents `[b, c, f, h, w]` to latents of more frames.
+    pub(crate) fn temporal_upsampler_program(&self, [n, _, f, h, w]: [usize; 5], b: &Build) -> Result<Network> {
+        let c = self.read(Component::TemporalUpsampler, |json| UpsamplerConfig::from_json(json)?.in_time())?;
+        Ok(upsampler::program(&c, [n, f, h, w], b)?)
     }
 
     /// Channels of a part's latent statistics, which the host reads and no program declares; none where it has none.

@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 pub use super::ahead::OnLoad;
 use super::batch::videos_at_once;
 use super::condition_encoder;
+use super::duration;
 use super::error::Result;
 use super::model::Model;
 use super::options::{GenerateOptions, RunOptions};
@@ -61,6 +62,8 @@ pub fn generate(
     check_outputs(options)?;
     // An ended run may have got as far as its video.
     let again: Vec<&PathBuf> = options.outputs.iter().filter(|path| options.resume && path.exists()).collect();
+    let predicted = duration::resolve(config, &options.jobs, group)?;
+    let config = predicted.as_ref().unwrap_or(config);
     let model = Model::of(config)?;
     let requests = requests(config, options, &model)?;
     let mut started = Instant::now();

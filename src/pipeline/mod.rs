@@ -14,6 +14,7 @@ pub mod configs;
 pub mod denoise_loop;
 mod denoising;
 mod diffusion_tiles;
+mod duration;
 mod error;
 pub mod executor;
 mod files;

@@ -56,11 +56,6 @@ pub(crate) fn check_files(
     Ok(())
 }
 
-/// Whether any program reads a part's weights.
-pub(crate) fn has_program(part: Component) -> bool {
-    TABLE.iter().any(|row| row.part == part)
-}
-
 /// Compares a part's checkpoint with its parameters, from headers alone.
 pub(crate) fn compare(configs: &ModelConfigs, part: Component, checkpoint: &Checkpoint) -> Result<ValidationReport> {
     let params = parameters(configs, part)?;

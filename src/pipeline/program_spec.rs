@@ -63,6 +63,15 @@ pub(super) fn connectors(s: &ProgramSpec) -> Result<Network> {
     s.configs.connectors_program(s.prompts(), tokens, Input::PromptEmbeds, s.build)
 }
 
+pub(super) fn duration_head(s: &ProgramSpec) -> Result<Network> {
+    s.configs.duration_head_program(1, Av::both(s.request.max_sequence_length), s.build)
+}
+
+pub(super) fn temporal_upsampler(s: &ProgramSpec) -> Result<Network> {
+    let v = &s.shapes.video;
+    s.configs.temporal_upsampler_program([s.batch(), v.channels, v.frames, v.height, v.width], s.build)
+}
+
 pub(super) fn video_decoder(s: &ProgramSpec) -> Result<Network> {
     let (grid, v, tiling) = (&s.sizes.video_grid, &s.shapes.video, s.request.tiling.as_ref());
     let size = [v.frames, v.height, v.width];

@@ -9,6 +9,7 @@ use super::configs::ModelConfigs;
 use super::error::Result;
 use super::program_spec::{self as spec, ProgramSpec};
 use super::transformer_inputs;
+use crate::av::Av;
 use crate::models::Network;
 use crate::models::connectors::Input;
 use crate::models::pixels::Pixels;
@@ -20,11 +21,13 @@ use crate::weights::Component;
 pub enum ProgramKind {
     TextEncoder,
     Connectors,
+    DurationHead,
     VideoEncoder,
     Prepare,
     #[default]
     Denoise,
     Upsampler,
+    TemporalUpsampler,
     RefinePrepare,
     Refine,
     VideoDecoder,
@@ -129,7 +132,7 @@ impl ProgramRow {
 
 /// All programs, at the places of their kinds.
 #[rustfmt::skip]
-pub(crate) static TABLE: [ProgramRow; 14] = [
+pub(crate) static TABLE: [ProgramRow; 16] = [
     ProgramRow::new(ProgramKind::TextEncoder, "text_encoder", "Prompts to embeddings, all prompts in one pass",
         Component::TextEncoder, spec::text_encoder)
         .alone("`input_ids`, `attention_mask` to `prompt_embeds`", &["output_hidden_states"], inputs::text_encoder,
@@ -139,6 +142,11 @@ pub(crate) static TABLE: [ProgramRow; 14] = [
         .alone("`prompt_embeds` or `text_encoder_hidden_states`, `attention_mask` to `video`, `audio`",
             &[], inputs::connectors,
             |c, build| c.connectors_program(1, c.connectors()?.token_multiple(), Input::HiddenStates, build)),
+    ProgramRow::new(ProgramKind::DurationHead, "duration_head", "Text contexts of a prompt to the seconds of its video",
+        Component::DurationHead, spec::duration_head)
+        .runs(Runs::Alone)
+        .alone("`video_tokens`, `audio_tokens` to `seconds`", &[], inputs::duration_head,
+            |c, build| c.duration_head_program(1, Av::both(1), build)),
     ProgramRow::new(ProgramKind::VideoEncoder, "video_encoder", "Frames to latents",
         Component::Vae, spec::video_encoder)
         .within(ProgramKind::Denoise).runs(Runs::Images)
@@ -157,6 +165,11 @@ pub(crate) static TABLE: [ProgramRow; 14] = [
         .runs(Runs::TwoPasses)
         .alone("`latents` to larger `latents`, both un-normalised", &[], inputs::upsampler,
             |c, build| c.upsampler_program([1, 0, 2, 4, 4], build)),
+    ProgramRow::new(ProgramKind::TemporalUpsampler, "temporal_upsampler", "Latents to latents of twice the frames",
+        Component::TemporalUpsampler, spec::temporal_upsampler)
+        .runs(Runs::Alone)
+        .alone("`latents` to `latents` of more frames, both un-normalised", &[], inputs::temporal_upsampler,
+            |c, build| c.temporal_upsampler_program([1, 0, 2, 4, 4], build)),
     ProgramRow::new(ProgramKind::RefinePrepare, "refine_prepare", "Step-invariant inputs of the second pass' loop",
         Component::Transformer, spec::prepare)
         .within(ProgramKind::Refine).blocks().last_pass().runs(Runs::TwoPasses),

@@ -158,7 +158,7 @@ fn identity(config: &Config, model: &Model, jobs: &[Job]) -> Result<String> {
         own
     });
     let conditions = request::conditions(config)?;
-    let given = conditions.as_ref().into_iter().flatten().map(Condition::path);
+    let given = conditions.as_ref().into_iter().flatten().filter_map(Condition::path);
     let files = given.chain(config.model.loras.iter().map(|lora| Path::new(&lora.path)));
     let about = |path: &Path| {
         let about = std::fs::metadata(path).ok()?;

@@ -33,6 +33,8 @@ pub enum Content {
         /// Safetensors file.
         path: PathBuf,
     },
+    /// A frame that the model makes: known are none of its tokens.
+    Generated,
 }
 
 /// Which tokens a condition fixes.
@@ -79,6 +81,12 @@ impl Condition {
         }
     }
 
+    /// Frame of the video that is generated beside it, to guide it, and dropped at the end.
+    pub fn generated(frame: usize) -> Self {
+        let placement = Placement::Appended { frame, span: Span::Frame };
+        Condition { content: Content::Generated, placement, strength: 0.0 }
+    }
+
     /// A time span of sound that the video keeps.
     ///
     /// # Errors
@@ -97,10 +105,11 @@ impl Condition {
         })
     }
 
-    /// The file that it comes from.
-    pub fn path(&self) -> &Path {
+    /// The file that it comes from, where there is one.
+    pub fn path(&self) -> Option<&Path> {
         match &self.content {
-            Content::Image { path, .. } | Content::AudioLatents { path } => path,
+            Content::Image { path, .. } | Content::AudioLatents { path } => Some(path),
+            Content::Generated => None,
         }
     }
 
@@ -118,6 +127,24 @@ impl Condition {
     }
 }
 
+/// Frames, numbered from 0, that are generated beside a video of `frames`: `count` at equal distances between its ends.
+///
+/// # Errors
+/// Two at the same frame.
+fn generated(count: usize, frames: usize) -> Result<Vec<usize>, RequestError> {
+    let last = frames.saturating_sub(1) as f64;
+    // Half to even, as the reference rounds.
+    let at = |i: usize| (last * i as f64 / (count + 1) as f64).round_ties_even() as usize;
+    let found: Vec<usize> = (1..=count).map(at).collect();
+    if found.first() == Some(&0) || found.windows(2).any(|pair| pair[0] == pair[1]) {
+        let most = frames.saturating_sub(2);
+        return Err(RequestError::Usage(format!(
+            "conditioning.generated_keyframes: {count} do not fit between the ends of {frames} frames: at most {most} do"
+        )));
+    }
+    Ok(found)
+}
+
 /// The conditions of a configuration.
 ///
 /// # Errors
@@ -131,7 +158,9 @@ pub(crate) fn conditions(config: &Config) -> Result<Av<Vec<Condition>>, RequestE
     let images = config.request.images.iter();
     let images = images.map(|image| Condition::image(image, image.crf(&config.conditioning), appended, span));
     let sound = config.request.audio_latents.iter().map(Condition::audio_span);
-    Ok(Av { video: images.collect(), audio: sound.collect::<Result<_, _>>()? })
+    let frames = config.request.num_frames.count().unwrap_or(1);
+    let slots = generated(config.conditioning.generated_keyframes, frames)?.into_iter().map(Condition::generated);
+    Ok(Av { video: images.chain(slots).collect(), audio: sound.collect::<Result<_, _>>()? })
 }
 
 /// Noise levels of tokens as parts of a step's: 1 first, then each other one of the conditions.
@@ -149,12 +178,27 @@ pub(crate) fn noise_levels(conditions: &Av<Vec<Condition>>) -> Vec<f32> {
 mod tests {
     use super::*;
 
+    /// `round(linspace(0, N - 1, n + 2))[1:-1]`.
+    #[test]
+    fn generated_frames_are_the_reference_s() {
+        let of = |count, frames| generated(count, frames).expect("they fit");
+        assert_eq!(of(0, 121), [0; 0]);
+        assert_eq!((of(1, 121), of(4, 121)), (vec![60], vec![24, 48, 72, 96]));
+        assert_eq!(
+            (of(3, 25), of(6, 97), of(15, 25)[..3].to_vec()),
+            (vec![6, 12, 18], vec![14, 27, 41, 55, 69, 82], vec![2, 3, 4])
+        );
+        let why = generated(8, 9).expect_err("too many").to_string();
+        assert!(why.contains("8 do not fit between the ends of 9 frames: at most 7 do"), "{why}");
+        assert_eq!(of(7, 9), [1, 2, 3, 4, 5, 6, 7]);
+    }
+
     #[test]
     fn a_span_of_sound_ends_after_it_starts() {
         let kept = |start, end| config::AudioLatents { path: "a.safetensors".into(), start, end, strength: 0.25 };
         let condition = Condition::audio_span(&kept(0.5, None)).expect("to the end");
         assert_eq!(condition.placement, Placement::Span { start: 0.5, end: f64::INFINITY });
-        assert_eq!((condition.noise_level(), condition.path()), (0.75, Path::new("a.safetensors")));
+        assert_eq!((condition.noise_level(), condition.path()), (0.75, Some(Path::new("a.safetensors"))));
         let empty = Condition::audio_span(&kept(0.5, Some(0.5))).expect_err("no duration").to_string();
         assert_eq!(empty, "request.audio_latents: the span 0.5 to 0.5 s is empty; end must be after start");
     }

@@ -112,13 +112,15 @@ impl Request {
     pub fn passes(&self) -> (Request, Option<Request>) {
         let first = Request { refine: None, ..self.clone() };
         let Some(refine) = &self.refine else { return (first, None) };
-        let second = Request {
+        let mut second = Request {
             sigmas: refine.sigmas.clone(),
             sampler: refine.sampler.clone(),
             scales: Av::both(Scales::NEUTRAL),
             stg_blocks: Av::default(),
             ..first.clone()
         };
+        // Frames that are generated guide the first pass alone.
+        second.conditions.video.retain(|condition| condition.content != Content::Generated);
         (Request { width: self.width / 2, height: self.height / 2, ..first }, Some(second))
     }
 
@@ -141,7 +143,8 @@ impl Request {
             branches,
             levels: noise_levels(&self.conditions).len(),
             conditioned: self.conditions.as_ref().map(|all| all.iter().any(|c| c.noise_level() != 1.0)),
-            keyframes: sizes.transformer.use_keyframes_abs_pos_embedding && self.first_frame_marker,
+            keyframes: sizes.transformer.use_keyframes_abs_pos_embedding
+                && (self.first_frame_marker || self.conditions.video.iter().any(|c| c.content == Content::Generated)),
             cross: self.cross,
             sampler: self.sampler.clone(),
         }

@@ -42,7 +42,11 @@ pub(crate) fn sigmas(config: &Config, scheduler: &FlowMatch, shapes: &Shapes) ->
 /// ModelSizes that the model does not take, with the nearest that it does.
 pub(crate) fn of_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<Request, RequestError> {
     let r = &config.request;
-    Shapes::new(sizes, r.width, r.height, r.num_frames, r.frame_rate)?;
+    let num_frames = r.num_frames.count().ok_or_else(|| {
+        let why = "request.num_frames: auto is decided by `ltx2 generate` alone; give a number of frames";
+        RequestError::Usage(why.into())
+    })?;
+    Shapes::new(sizes, r.width, r.height, num_frames, r.frame_rate)?;
     let multiple = sizes.token_multiple;
     if !r.max_sequence_length.is_multiple_of(multiple) {
         let low = (r.max_sequence_length / multiple).max(1) * multiple;
@@ -52,13 +56,20 @@ pub(crate) fn of_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<R
             low + multiple
         )));
     }
+    let slots = config.conditioning.generated_keyframes;
+    if slots > 0 && !sizes.transformer.use_keyframes_abs_pos_embedding {
+        return Err(RequestError::Usage(format!(
+            "conditioning.generated_keyframes = {slots}: this transformer lacks the mark of such frames \
+             (keyframes_abs_pos_embedding): take LTX-2.5's, or 0"
+        )));
+    }
     let scales = scales(config);
     Ok(Request {
         prompt: job.prompt.clone(),
         negative_prompt: r.negative_prompt.clone(),
         width: r.width,
         height: r.height,
-        num_frames: r.num_frames,
+        num_frames,
         frame_rate: r.frame_rate,
         seed: job.seed,
         noise: config.sampler.noise,

@@ -2,7 +2,7 @@
 
 use ndarray::{Array2, Array4, s};
 
-use super::{Condition, ModelSizes, Request, coordinate_grids};
+use super::{Condition, Content, ModelSizes, Request, coordinate_grids};
 use crate::av::Av;
 use crate::sampling::SamplingError;
 use crate::sampling::latents::{AudioShape, VideoShape};
@@ -53,10 +53,22 @@ impl Shapes {
         self.tokens.video - self.appended
     }
 
-    /// 1 for the video tokens of the first latent frame, which is one frame of the video, `[1, n]`; 0 for all others.
-    pub(crate) fn first_frame(&self) -> Array2<f32> {
+    /// Tokens of a single latent frame.
+    pub(crate) fn frame_tokens(&self) -> usize {
+        self.own_tokens() / self.video.frames
+    }
+
+    /// 1 for the video tokens that are marked as a single frame of the video, `[1, n]`; 0 for all others. Generated frames
+    /// are, and the first latent frame if `first`.
+    pub(crate) fn single_frames(&self, conditions: &[Condition], first: bool) -> Array2<f32> {
         let mut mask = Array2::zeros((1, self.tokens.video));
-        mask.slice_mut(s![.., ..self.own_tokens() / self.video.frames]).fill(1.0);
+        let frame = self.frame_tokens();
+        mask.slice_mut(s![.., ..frame]).fill(f32::from(first));
+        let appended = conditions.iter().filter(|condition| condition.appended_at().is_some());
+        for (at, _) in appended.enumerate().filter(|(_, condition)| condition.content == Content::Generated) {
+            let start = self.own_tokens() + at * frame;
+            mask.slice_mut(s![.., start..start + frame]).fill(1.0);
+        }
         mask
     }
 

@@ -57,7 +57,34 @@ fn tokens_of_the_first_frame() {
     let sizes = sizes(&json!({}));
     let shapes = Shapes::new(&sizes, 96, 64, 17, 24.0).expect("legal sizes");
     let tokens = Av { video: shapes.tokens.video + 6, ..shapes.tokens };
-    let mask = Shapes { tokens, appended: 6, ..shapes }.first_frame();
+    let mask = Shapes { tokens, appended: 6, ..shapes }.single_frames(&[], true);
     assert_eq!(mask.dim(), (1, 3 * 6 + 6));
     assert!(mask.iter().enumerate().all(|(n, marked)| *marked == f32::from(n < 6)), "{mask}");
+}
+
+/// Generated frames are marked tokens of the first pass alone, each with the time of one frame, without known content.
+#[test]
+fn generated_frames_are_tokens_of_the_first_pass() {
+    let marks = sizes(&json!({"ff_bias": false, "use_keyframes_abs_pos_embedding": true}));
+    let set = ["conditioning.generated_keyframes=2", "request={width: 128, height: 64, num_frames: 17}"];
+    let request = |reference: &str, sizes: &ModelSizes| {
+        let config = Config::load("ltx2_5_distilled", set.into_iter().chain([reference])).expect("shipped");
+        of_job(&config, sizes, &Job { index: 0, prompt: String::new(), seed: 1 })
+    };
+    for (reference, first) in [("reference=official", 1.0), ("reference=diffusers", 0.0)] {
+        let (one, two) = request(reference, &marks).expect("legal").passes();
+        let shapes = Shapes::of(&marks, &one).expect("legal sizes");
+        // 3 latent frames of 1 x 2 tokens.
+        assert_eq!((shapes.own_tokens(), shapes.appended, shapes.frame_tokens()), (6, 4, 2));
+        let mask = shapes.single_frames(&one.conditions.video, one.first_frame_marker);
+        assert_eq!(mask.into_raw_vec_and_offset().0, [first, first, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0]);
+        let shape = one.denoise_shape(&marks, &shapes, 1);
+        assert_eq!((shape.keyframes, shape.levels, shape.conditioned), (true, 1, Av::both(false)));
+        let at: Vec<_> = one.conditions.video.iter().filter_map(Condition::appended_at).collect();
+        assert_eq!(at, [(5, Span::Frame), (11, Span::Frame)]);
+        let two = two.expect("two passes");
+        assert!(two.conditions.video.is_empty() && Shapes::of(&marks, &two).expect("legal sizes").appended == 0);
+    }
+    let why = request("reference=official", &sizes(&json!({}))).expect_err("no marker").to_string();
+    assert!(why.contains("conditioning.generated_keyframes = 2: this transformer lacks the mark"), "{why}");
 }

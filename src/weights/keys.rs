@@ -3,7 +3,7 @@
 //! The names inside the program are those of the diffusers layout. The rules work on whole dotted segments, which
 //! keeps `adaln_single` apart from `prompt_adaln_single`.
 
-use super::Component;
+use super::{Checkpoint, Component, WeightsError};
 
 /// Prefix of the transformer and the connectors in a single file.
 const TRANSFORMER: &str = "model.diffusion_model.";
@@ -39,6 +39,9 @@ const CONNECTOR_SEGMENTS: &[(&str, &str)] = &[
     ("video_aggregate_embed", "video_text_proj_in"),
     ("audio_aggregate_embed", "audio_text_proj_in"),
 ];
+
+/// Renamed segments of the duration head.
+const DURATION_SEGMENTS: &[(&str, &str)] = &[("out_proj", "to_out")];
 
 /// Renamed segments of both VAEs.
 const VAE_SEGMENTS: &[(&str, &str)] = &[
@@ -106,7 +109,7 @@ impl SingleFileKeys {
             };
         }
         if let Some(rest) = key.strip_prefix("duration_head.") {
-            return Some((Component::DurationHead, rest.to_string()));
+            return Some((Component::DurationHead, segments(rest, DURATION_SEGMENTS).replace("cross_attn.", "")));
         }
         if let Some(rest) = key.strip_prefix("audio_vae.") {
             let name = if rest.starts_with("per_channel_statistics.") { statistics(rest)? } else { rest.to_string() };
@@ -172,6 +175,17 @@ fn video_vae(key: &str) -> Option<&str> {
 fn diffusion(key: &str) -> String {
     let spans = |key: String, (from, to): &(&str, &str)| key.replace(from, to);
     DIFFUSION_SPANS.iter().fold(segments(key, DIFFUSION_SEGMENTS), spans)
+}
+
+/// The duration head's tensors with queries, keys and values apart, which Lightricks' file has in one.
+///
+/// # Errors
+/// Rows that three do not divide.
+pub(super) fn split_attention(head: Checkpoint) -> Result<Checkpoint, WeightsError> {
+    ["weight", "bias"].into_iter().try_fold(head, |head, kind| {
+        let parts = ["q", "k", "v"].map(|part| format!("attention_pooler.to_{part}.{kind}"));
+        head.split(&format!("attention_pooler.in_proj_{kind}"), &parts)
+    })
 }
 
 /// Whether a key of a file is of the connectors' text projections.

@@ -72,7 +72,7 @@ pub(super) fn component_config(
         Component::AudioVae => audio_vae(Section::new(path, config, "audio_vae")),
         Component::Vocoder => vocoder(Section::new(path, config, "vocoder"), tensors),
         Component::DiffusionDecoder => official_diffusion::config(Section::new(path, config, "vae")),
-        Component::DurationHead => Ok(section(config, "duration_head")),
+        Component::DurationHead => duration_head(path, tensors),
         Component::TemporalUpsampler => upsampler(path, config, tensors),
         Component::Scheduler => Ok(scheduler(path, Section::new(path, config, "scheduler"))),
         Component::LatentUpsampler => upsampler(path, config, tensors),
@@ -80,11 +80,6 @@ pub(super) fn component_config(
             Err(WeightsError::NoComponent { path: path.to_path_buf(), component })
         }
     }
-}
-
-/// A section as it is: of components that no program reads.
-fn section(config: &Value, name: &str) -> Value {
-    config.get(name).filter(|values| values.is_object()).cloned().unwrap_or_else(|| json!({}))
 }
 
 /// Rejects transformers that no code here computes.
@@ -374,6 +369,23 @@ fn scheduler(path: &Path, s: Section) -> Value {
         "use_dynamic_shifting": s.or("use_dynamic_shifting", !distilled),
         "shift_terminal": s.or("shift_terminal", if distilled { Value::Null } else { json!(0.1) }),
     })
+}
+
+/// Configuration of a duration head, of the shapes of its tensors. How many heads its attention has, they do not tell.
+fn duration_head(path: &Path, tensors: &Checkpoint) -> Result<Value, WeightsError> {
+    let sizes = |key: &str| match tensors.shape(key) {
+        Some(&[out, inner]) => Ok([out, inner]),
+        _ => Err(WeightsError::MissingTensor { path: path.to_path_buf(), key: key.into() }),
+    };
+    let [width, video] = sizes("video_input_proj.weight")?;
+    Ok(json!({
+        "_class_name": "LTX2DurationHead",
+        "video_cross_attention_dim": video,
+        "audio_cross_attention_dim": sizes("audio_input_proj.weight")?[1],
+        "pooler_hidden_dim": width,
+        "num_queries": sizes("attention_pooler.query_tokens")?[0],
+        "mlp_hidden_dim": sizes("mlp_hidden.weight")?[0],
+    }))
 }
 
 /// Configuration of an upsampler: the names and shapes of its tensors fill in what the header does not say.

@@ -297,6 +297,7 @@ impl ModelSource {
             true => Err(self.absent(component)),
             false if component == Component::Connectors => self.with_projections(checkpoint),
             false if component == Component::DiffusionDecoder => official_diffusion::tensors(checkpoint),
+            false if component == Component::DurationHead => keys::split_attention(checkpoint),
             false => Ok(checkpoint),
         }
     }

@@ -66,14 +66,12 @@ fn a_transformer_file_is_the_one_of_its_folder() {
 }
 
 #[needs(nothing)]
-fn parts_that_no_program_reads_are_listed() {
+fn tensors_that_a_part_lacks_are_listed() {
     let dir = TempDir::new().expect("a folder");
     let file = dir.path().join("all.safetensors");
     let mut tensors = combined_parts(TINY_2_5, &[Component::Transformer]);
     let some = tensors["model.diffusion_model.keyframes_abs_pos_embedding"].clone();
-    for key in ["duration_head.mlp_out.weight", "vae.decoder.conv_in_x_t.weight"] {
-        tensors.insert(key.into(), some.clone());
-    }
+    tensors.insert("vae.decoder.conv_in_x_t.weight".into(), some);
     write(&file, &tensors, Some(&header_2_5()));
     let checked = check(&[file.to_str().expect("UTF-8"), "--json"]);
     let said: Value = serde_json::from_slice(&checked.stdout).expect("JSON");
@@ -81,7 +79,6 @@ fn parts_that_no_program_reads_are_listed() {
     let part = |name: &str| [&said["parts"][name]["state"], &said["parts"][name]["tensors"]].map(Value::to_string);
     let missing = &said["parts"]["diffusion_decoder"]["missing"];
     assert!(missing.as_array().is_some_and(|names| names.contains(&"decoder.conv_in.weight".into())), "{missing}");
-    assert_eq!(part("duration_head"), ["\"no program\"", "1"]);
     assert_eq!(part("transformer")[0], "\"ok\"");
     assert_eq!(said["pipelines"]["hq"]["ready"], false);
     assert_eq!(said["pipelines"]["text_to_video"], said["text_to_video"]);
@@ -153,4 +150,49 @@ fn every_preset_runs() {
     seen.sort();
     seen.dedup();
     assert_eq!(seen.len(), 4, "{seen:?}");
+}
+
+/// The frames that the duration head predicts are a number in the sidecar, by which the run repeats.
+#[needs(cpu)]
+fn frames_are_predicted() {
+    let dir = TempDir::new().expect("a folder");
+    let path = |name: &str| dir.path().join(name).to_str().expect("UTF-8").to_string();
+    let run = |arguments: &[&str]| support::ltx2().args(arguments).output().expect("the binary runs");
+    let made = run(&["init", "--preset", "nano_2_5", "--seed", "3", &path("model")]);
+    assert!(made.status.success(), "{}", text(&made.stderr));
+    // Seconds are 1 at least, and the frames of a second few.
+    let (model, cache) = (format!("model.path={}", path("model")), format!("runtime.compile_cache={}", path("cache")));
+    let set = [
+        &model[..],
+        &cache,
+        QUICK,
+        "runtime.platform=cpu",
+        "runtime.dtype=f32",
+        "request.width=64",
+        "request.height=64",
+        "request.frame_rate=8",
+        "request.max_sequence_length=128",
+        "sampler.steps=1",
+    ];
+    let set: Vec<&str> = set.into_iter().flat_map(|pair| ["--set", pair]).collect();
+    let common = ["generate", "-c", "nano_2_5", "-p", "a ball", "--num-frames", "auto"];
+    let first = run(&[&common[..], &["-o", &path("first.mp4")], &set].concat());
+    let said = text(&first.stderr);
+    assert!(first.status.success() && said.contains("as predicted: "), "{said}");
+    let sidecar = |name: &str| -> Value {
+        serde_json::from_str(&std::fs::read_to_string(path(name)).expect("a sidecar")).expect("JSON")
+    };
+    let own = sidecar("first.json");
+    let frames = own["config"]["request"]["num_frames"].as_u64().expect("a number");
+    assert!(frames % 8 == 1 && (9..=153).contains(&frames) && said.contains(&format!(": {frames} frames")), "{said}");
+    let again = run(&["generate", "-c", &path("first.json"), "-o", &path("second.mp4")]);
+    let said = text(&again.stderr);
+    assert!(again.status.success() && !said.contains("as predicted"), "{said}");
+    assert!(own["sha256"]["frames"].is_string());
+    assert_eq!(sidecar("second.json")["sha256"], own["sha256"]);
+
+    let prompts = path("prompts.txt");
+    std::fs::write(&prompts, "a ball\na cat\n").expect("written");
+    let two = run(&[&["generate", "-c", "nano_2_5", "--prompts", &prompts, "--num-frames", "auto"], &set[..]].concat());
+    assert!(!two.status.success() && text(&two.stderr).contains("auto is for one prompt"), "{}", text(&two.stderr));
 }

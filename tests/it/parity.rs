@@ -36,13 +36,17 @@ fn run(
 
 /// Checks every output of every case of a component.
 fn parity(component: ProgramKind, folder: &str, outputs: &[&str]) {
+    within(F32, component, cases(folder), outputs);
+}
+
+fn within(limit: f64, component: ProgramKind, cases: Vec<Case>, outputs: &[&str]) {
     let client = cpu(8);
-    for case in cases(folder) {
+    for case in cases {
         let got = run(&client, component, &case, case.inputs.clone(), &build(DType::F32, Numerics::Default));
         for name in outputs {
             let distance = case.distance(name, &got[*name]);
             eprintln!("{} {name}: {distance:.1e}", case.name);
-            assert!(distance <= F32, "{} {name}: {distance:e} > {F32:e}", case.name);
+            assert!(distance <= limit, "{} {name}: {distance:e} > {limit:e}", case.name);
         }
     }
 }
@@ -143,6 +147,22 @@ fn vocoder() {
 #[needs(cpu)]
 fn upsampler() {
     parity(ProgramKind::Upsampler, "upsampler", &["latents"]);
+}
+
+/// The upsampler in time from the folder of its own.
+#[needs(cpu)]
+fn temporal_upsampler() {
+    let mut all = cases("upsampler");
+    all.retain(|case| case.model.ends_with("upsampler_temporal"));
+    assert_eq!(all.len(), 1);
+    within(1e-5, ProgramKind::TemporalUpsampler, all, &["latents"]);
+}
+
+#[needs(cpu)]
+fn duration_head() {
+    let all = cases("duration-head");
+    assert_eq!(all.len(), 2);
+    within(1e-5, ProgramKind::DurationHead, all, &["seconds"]);
 }
 
 /// The rows of valid tokens: what a padded position holds is nowhere read.

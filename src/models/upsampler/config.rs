@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-use super::COMPONENT;
+use super::{COMPONENT, TEMPORAL};
 use crate::defaults::with_defaults;
 use crate::models::{ConfigError, parse_config, require, unsupported};
 
@@ -41,6 +41,8 @@ const SCALES: [(f64, usize, usize); 4] = [(0.75, 3, 4), (1.5, 3, 2), (2.0, 2, 1)
 /// The latent upsampler's configuration.
 #[derive(Clone, Debug, PartialEq)]
 pub struct UpsamplerConfig {
+    /// Folder of its parameters.
+    pub(crate) component: &'static str,
     pub(crate) in_channels: usize,
     /// Channels between the first convolution and the last.
     pub(crate) mid_channels: usize,
@@ -81,12 +83,23 @@ impl UpsamplerConfig {
             }
         };
         Ok(UpsamplerConfig {
+            component: COMPONENT,
             in_channels: f.in_channels,
             mid_channels: f.mid_channels,
             blocks: f.num_blocks_per_stage,
             each_frame: f.dims == 2,
             resampler,
         })
+    }
+
+    /// The same as the upsampler in time.
+    ///
+    /// # Errors
+    /// It grows rows and columns.
+    pub(crate) fn in_time(self) -> Result<Self, ConfigError> {
+        let fits = self.resampler == Resampler::Shuffle([2, 1, 1]);
+        require(fits, TEMPORAL, "spatial_upsample", true, "false, with temporal_upsample: frames alone are doubled")?;
+        Ok(UpsamplerConfig { component: TEMPORAL, ..self })
     }
 
     /// Frames, rows and columns of the result for those of the input.

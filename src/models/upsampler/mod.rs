@@ -1,4 +1,4 @@
-//! The latent upsampler between two stages: latents to latents of more rows and columns, or frames.
+//! The latent upsamplers: latents to latents of more rows and columns, or frames.
 
 mod config;
 mod filters;
@@ -12,3 +12,5 @@ pub use model::program;
 
 /// The model folder's name.
 pub(crate) const COMPONENT: &str = "latent_upsampler";
+/// The folder's name of LTX-2.5's upsampler in time.
+pub(crate) const TEMPORAL: &str = "temporal_latent_upsampler";

@@ -1,6 +1,5 @@
 //! Convolutions at the small size, a resampler, convolutions at the large one.
 
-use super::COMPONENT;
 use super::config::{GROUPS, Resampler, UpsamplerConfig};
 use crate::hlo::{DType, Result, Value};
 use crate::models::Network;
@@ -120,7 +119,7 @@ pub(crate) fn upsample(p: &Params, c: &UpsamplerConfig, latents: &Value, shards:
 /// # Errors
 /// The first mistake made while building, with op, scope and shapes.
 pub fn program(c: &UpsamplerConfig, [b, f, h, w]: [usize; 4], build: &Build) -> Result<Network> {
-    let p = Params::new("upsampler", COMPONENT, build);
+    let p = Params::new("upsampler", c.component, build);
     let unit = match c.resampler {
         Resampler::Rational { down, .. } => [down; 2],
         Resampler::Shuffle(_) => [1; 2],

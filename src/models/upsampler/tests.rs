@@ -29,8 +29,9 @@ fn released_models_declare_every_tensor() {
     for rational in [true, false] {
         let c = json!({"mid_channels": 512, "spatial_upsample": false, "temporal_upsample": true,
             "use_rational_resampler": rational});
-        let network = build(&config(c), [1, 16, 8, 12]);
+        let network = build(&config(c).in_time().expect("in time"), [1, 16, 8, 12]);
         assert_eq!((tensors(&network).len(), elements(&network)), (72, 130_968_192));
+        assert!(network.params.iter().all(|p| p.component == TEMPORAL));
         assert_eq!(network.program.results[0].ty, Type::new(DType::F32, [1, 128, 31, 8, 12]));
     }
 }
@@ -65,6 +66,8 @@ fn what_is_not_computed_is_refused() {
         (json!({"dims": 2, "temporal_upsample": true}), "false where dims is 2"),
     ];
     assert_refused("latent_upsampler", UpsamplerConfig::from_json, cases);
+    let spatial = [(json!({}), "frames alone are doubled"), (json!({"temporal_upsample": true}), "frames alone")];
+    assert_refused(TEMPORAL, |json| UpsamplerConfig::from_json(json)?.in_time(), spatial);
 }
 
 #[test]

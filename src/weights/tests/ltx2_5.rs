@@ -102,7 +102,13 @@ pub(super) fn split(root: &Path) -> PathBuf {
     let vocoder = json!({"audio_vae": sound, "vocoder": {"vocoder": {"resblock": "AMP1", "stereo": true,
         "activation": "snakebeta"}, "bwe": {}}});
     write("vae/ltx-2.5-audio-vae-bf16.safetensors", &audio, header(&vocoder));
-    let head: [(&str, &str, &[usize]); 1] = [("duration_head.mlp_out.weight", "BF16", &[1, 4])];
+    let head: [(&str, &str, &[usize]); 5] = [
+        ("duration_head.video_input_proj.weight", "BF16", &[4, 2]),
+        ("duration_head.audio_input_proj.weight", "BF16", &[4, 2]),
+        ("duration_head.attention_pooler.query_tokens", "BF16", &[1, 4]),
+        ("duration_head.mlp_hidden.weight", "BF16", &[4, 4]),
+        ("duration_head.mlp_out.weight", "BF16", &[1, 4]),
+    ];
     write("model_patches/ltx-2.5-duration-head-bf16.safetensors", &head, json!({"model_version": "2.5.0"}));
     let up = |grown: &'static [usize]| -> Tensors<'static> {
         vec![("initial_conv.weight", "BF16", &[32, 4, 3, 3, 3]), ("upsampler.0.weight", "BF16", grown)]
@@ -393,4 +399,53 @@ fn quantised_repacks_are_named() {
     let encoder = put(dir.path().join("int8.safetensors"), safetensors(&encoder, gemma(OWN)));
     let [repack, cure] = words("model.layers.0.mlp.up_proj.weight", "i8");
     fails(with_text_encoder(&split(dir.path()), &encoder), &["int8.safetensors", &repack, &cure]);
+}
+
+/// Lightricks' 15 tensors under diffusers' 19 names, queries, keys and values each a third of the rows.
+#[test]
+fn a_duration_head_s_attention_is_taken_apart() {
+    let dir = TempDir::new().expect("dir");
+    let mut tensors: Tensors = vec![
+        ("duration_head.attention_pooler.cross_attn.in_proj_weight", "F32", &[6, 2]),
+        ("duration_head.attention_pooler.cross_attn.in_proj_bias", "F32", &[6]),
+        ("duration_head.attention_pooler.cross_attn.out_proj.weight", "F32", &[2, 2]),
+        ("duration_head.attention_pooler.cross_attn.out_proj.bias", "F32", &[2]),
+        ("duration_head.attention_pooler.query_tokens", "F32", &[1, 2]),
+        ("duration_head.video_input_proj.weight", "F32", &[2, 5]),
+        ("duration_head.audio_input_proj.weight", "F32", &[2, 3]),
+        ("duration_head.mlp_hidden.weight", "F32", &[7, 2]),
+    ];
+    let mut bytes = safetensors(&tensors, Value::Null);
+    let start = bytes.len() - 4 * tensors.iter().map(|(_, _, shape)| shape.iter().product::<usize>()).sum::<usize>();
+    bytes[start..].iter_mut().zip(0..).for_each(|(byte, at)| *byte = at);
+    let file = put(dir.path().join("head.safetensors"), &bytes);
+    let model = split(&dir.path().join("files"));
+    let overrides = |file: &Path| Overrides { duration_head: file.to_str().map(String::from), ..Overrides::default() };
+    let source = open_with(&model, &overrides(&file)).expect("opens");
+    let head = source.checkpoint(Component::DurationHead).expect("weights");
+    let names: Vec<&str> = head.names().filter(|name| name.starts_with("attention_pooler.")).collect();
+    let mut want = vec!["attention_pooler.query_tokens".to_string()];
+    for map in ["k", "out", "q", "v"] {
+        want.extend(["bias", "weight"].map(|kind| format!("attention_pooler.to_{map}.{kind}")));
+    }
+    assert_eq!(names, want);
+    for (at, name) in ["q", "k", "v"].into_iter().enumerate() {
+        let view = head.get(&format!("attention_pooler.to_{name}.weight")).expect("a part");
+        let part = &bytes[start + 16 * at..][..16];
+        assert_eq!((view.shape(), view.read().expect("bytes")), (&[2, 2][..], part.to_vec()), "{name}");
+    }
+    let config = source.config(Component::DurationHead).expect("derived");
+    for (key, value) in [
+        ("video_cross_attention_dim", 5),
+        ("audio_cross_attention_dim", 3),
+        ("pooler_hidden_dim", 2),
+        ("num_queries", 1),
+        ("mlp_hidden_dim", 7),
+    ] {
+        assert_eq!(config[key], value, "{key}");
+    }
+    tensors[0].2 = &[5, 2];
+    let file = put(dir.path().join("odd.safetensors"), safetensors(&tensors, Value::Null));
+    let source = open_with(&model, &overrides(&file)).expect("opens");
+    fails(source.checkpoint(Component::DurationHead), &["odd.safetensors", "in_proj_weight", "[5, 2]", "[6, 2]"]);
 }
