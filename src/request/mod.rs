@@ -13,7 +13,7 @@ mod tiling;
 pub use condition::{Condition, Content, Placement, Span};
 pub(crate) use condition::{conditions, noise_levels};
 pub use error::RequestError;
-pub(crate) use resolve::{of_job, scales, sigmas};
+pub(crate) use resolve::{of_job, scales, scheduler_of_another, sigmas};
 pub use shapes::Shapes;
 pub use sizes::ModelSizes;
 pub(crate) use sizes::coordinate_grids;
