@@ -76,7 +76,7 @@ fn main() -> anyhow::Result<()> {
     let tensor = Rules { tokens: &[], embed: &[], mlp: context };
     for (name, rules) in [("embed split", split), ("embed replicated", replicated), ("mlp split", tensor)] {
         let (devices, optimized) = compile(&feed_forward(&mesh, rules)?)?;
-        let report = report(&Module::decode(&optimized.format, &optimized.bytes)?, &mesh.axes, 0, None);
+        let report = report(&Module::decode(&optimized.format, &optimized.bytes)?, &mesh.axes, &[], None);
         println!("{name}, on {devices}: {:.1} MB", report.per_step().bytes / 1e6);
         for c in &report.collectives {
             println!("  {} {:.1} MB of {} over {}", c.kind.name(), c.bytes / 1e6, c.dtype, c.axes.join(", "));

@@ -198,7 +198,7 @@ pub fn module(bytes: &[u8]) -> Read {
     let chip = Chip::all().get(usize::from(kind / 2)).map(Chip::calibrated);
     let module = Module::decode(format, bytes)?;
     let mesh = Mesh::new(&[("data", 2), ("context", 4)]);
-    black_box(analysis::report(&module, &mesh.axes, 2, chip.as_ref()));
+    black_box(analysis::report(&module, &mesh.axes, &[2], chip.as_ref()));
     black_box((module.loops(), module.stored(), module.purposes(), module.listing(), module.is_bound_to_device()));
     Ok(())
 }

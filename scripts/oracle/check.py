@@ -250,7 +250,7 @@ def main():
     parser.add_argument("--seeds", type=int, nargs=2, metavar=("FIRST", "COUNT"), help="so many in a row")
     parser.add_argument("--component", nargs="+", choices=[*COMPONENTS, "request"], help="these alone; left out, the seed decides")
     parser.add_argument("--published", action="store_true", help="vary sizes only, keep the flags of the generation")
-    parser.add_argument("--generation", choices=["2.0", "2.3"], help="of the model; left out, the seed decides")
+    parser.add_argument("--generation", choices=["2.0", "2.3", "2.5"], help="of the model; left out, the seed decides")
     parser.add_argument("--dtype", choices=["f32", "bf16"], help="of the request; left out, the seed decides")
     parser.add_argument("--layout", choices=sorted(LAYOUTS), help="of the request, on its first mesh; the same")
     parser.add_argument("--keep", type=Path, help="folder for the model and the files, kept afterwards")

@@ -13,8 +13,9 @@ def transformer(model, draw):
     """Random shapes, masks, per-token timesteps and flags of one forward."""
     config, batch = model.config["transformer"], draw.randint(1, 2)
     shape = dict(frames=draw.randint(1, 3), height=draw.randint(1, 4), width=draw.randint(1, 4), audio_frames=draw.randint(1, 9))
+    newest = {"marked": draw.random() < 0.7} if config.get("use_keyframes_abs_pos_embedding") else {}
     values = inputs_for(
-        config, seed=model.seed, batch=batch, text=draw.randint(1, 20), per_token=draw.random() < 0.4,
+        config, **newest, seed=model.seed, batch=batch, text=draw.randint(1, 20), per_token=draw.random() < 0.4,
         masked=draw.random() < 0.4, **shape,
     )
     scalars = scalars_for(

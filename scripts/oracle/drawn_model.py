@@ -9,6 +9,7 @@ from diffusers.pipelines.ltx2 import LTX2LatentUpsamplerModel
 from PIL import Image
 from transformers import AutoTokenizer
 
+import cases_gemma4
 from common import generator, randn, write_safetensors
 from drawn_request import DISTILLED
 from models import COMPONENTS as PARTS
@@ -42,7 +43,10 @@ class Model:
         """Writes the components as published ones are written."""
         self.folder.mkdir(parents=True, exist_ok=True)
         save_tokenizer(self.folder / "tokenizer", self.config["vocabulary"])
-        parts["text_encoder"] = build_text_encoder(self.config["text_encoder"], self.seed)
+        of_2_5 = "use_keyframes_abs_pos_embedding" in self.config["transformer"]
+        text = self.config["text_encoder"]
+        newest = lambda: cases_gemma4.text_encoder(str(self.seed), text, self.config["vocabulary"])
+        parts["text_encoder"] = newest() if of_2_5 else build_text_encoder(text, self.seed)
         upsampler = build("latent_upsampler", self.config["latent_upsampler"], self.seed)
         if self.request["stored"] == "bf16":
             for part in (*parts.values(), upsampler):
@@ -133,10 +137,12 @@ class Model:
             "sampler": {"kind": r["sampler"], "steps": r["steps"], "sigma_shift": r["sigma_shift"]},
             "guidance": {"stg_blocks": [], **guidance},
             "conditioning": {"cross_timestep": r["cross_timestep"]} if r["cross_timestep"] else {},
-            "two_stage": {"audio": r["keeps"]},
+            "two_stage": {"audio": r["keeps"]} | ({"sampler": "euler"} if r["sampler"] == "euler_ancestral" else {}),
             "vocoder": {"stage1_clamp": "official" if r["clamp"] else "diffusers"},
             "runtime": {"platform": "cpu", "dtype": r["dtype"]},
         }
+        if r["sampler"] == "euler_ancestral":
+            config["sampler"]["eta"] = r["eta"]
         if r["pipeline"] == "distilled":
             del config["sampler"]["steps"]
             config["sampler"]["sigmas"] = [*DISTILLED, 0.0]

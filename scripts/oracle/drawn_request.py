@@ -85,12 +85,16 @@ def whole(seed, config):
     files, layout = loras(draw, of), of["layout"]
     # 1.0.0 merges into no other weights than bfloat16.
     stored = "bf16" if files and of["reference"] == "official_1_0" else draw.choice(["f32", "bf16"])
+    newest, sampler, eta = random.Random(f"{seed}/ancestral"), of["sampler"], None
+    # diffusers' pipelines draw from no generator in their steps.
+    if "use_keyframes_abs_pos_embedding" in config["transformer"] and sampler == "euler" and not diffusers:
+        sampler, eta = newest.choice([("euler", None), ("euler_ancestral", 1.0), ("euler_ancestral", 0.5)])
     return dict(
         pipeline=of["pipeline"], reference=of["reference"],
         prompt=" ".join(draw.choices(_WORDS, k=draw.randint(1, 12))),
         negative_prompt=draw.choice(["", "static noise"]), width=width, height=height, num_frames=of["num_frames"],
         frame_rate=draw.choice([12.0, 24.0, 25.0, 30.0]), steps=draw.randint(2, 4) + (of["sampler"] == "res_2s"),
-        seed=draw.randrange(2**40), max_sequence_length=64, guidance=scales, stg_blocks=blocks, sampler=of["sampler"],
+        seed=draw.randrange(2**40), max_sequence_length=64, guidance=scales, stg_blocks=blocks, sampler=sampler, eta=eta,
         images=given, loras=files, layout=layout, mesh=layout and draw.choice(LAYOUTS[layout]), dtype=of["dtype"],
         cross_timestep=of["cross_timestep"], keeps=draw.choice(["stage_1", "stage_2"]), clamp=draw.random() < 0.5, stored=stored,
         sigma_shift=draw.choice(["official", "diffusers"]) if diffusers else "official",

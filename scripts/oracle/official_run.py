@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from unittest.mock import MagicMock, patch
 
 import torch
-from diffusers import LTX2Pipeline
+from diffusers import LTX2Pipeline, LTXEulerAncestralRFScheduler
 from diffusers.models.transformers.transformer_ltx2 import LTX2PerturbedAttnProcessor
 
 from drawn_request import DISTILLED, NEUTRAL, SECOND
@@ -52,8 +52,9 @@ def replaced(module, forward):
 class Velocity:
     """diffusers' transformer with the arguments of Lightricks'."""
 
-    def __init__(self, transformer, cross_timestep, fps):
-        self.transformer, self.cross_timestep, self.fps = transformer, cross_timestep, fps
+    def __init__(self, transformer, cross_timestep, fps, first_frame):
+        """`first_frame` tokens are marked where the model marks any, as since LTX-2.5."""
+        self.transformer, self.cross_timestep, self.fps, self.first_frame = transformer, cross_timestep, fps, first_frame
         for block in transformer.transformer_blocks:
             for name in _SELF_ATTENTION.values():
                 getattr(block, name).set_processor(LTX2PerturbedAttnProcessor())
@@ -61,6 +62,10 @@ class Velocity:
     def __call__(self, video, audio, perturbations):
         levels = {name: 1000 * m.sigma.reshape(1).float() for name, m in (("video", video), ("audio", audio))}
         tokens = {name: 1000 * m.timesteps[..., 0].float() for name, m in (("video", video), ("audio", audio))}
+        mark = {}
+        if self.transformer.config.use_keyframes_abs_pos_embedding:
+            mark["video_keyframes_mask"] = torch.zeros(*video.latent.shape[:2], 1, device=video.latent.device)
+            mark["video_keyframes_mask"][:, : self.first_frame] = 1
         cuts = (PerturbationType.SKIP_A2V_CROSS_ATTN, PerturbationType.SKIP_V2A_CROSS_ATTN)
         cut = perturbations is not None and all(perturbations.all_in_batch(kind, 0) for kind in cuts)
         with ExitStack() as stack:
@@ -80,6 +85,7 @@ class Velocity:
                 audio_encoder_hidden_states=audio.context, timestep=tokens["video"], audio_timestep=tokens["audio"],
                 sigma=levels["video"], audio_sigma=levels["audio"], video_coords=video.positions, audio_coords=audio.positions,
                 fps=self.fps, isolate_modalities=cut, use_cross_timestep=self.cross_timestep == "cross", return_dict=False,
+                **mark,
             )
 
     def _perturbed(self, perturbations):
@@ -207,6 +213,35 @@ class HostNoise:
         return samplers._get_new_noise(latents, own).to(latents.device)
 
 
+class AncestralLoop:
+    """The loop of Lightricks' since 1.2.0 that draws noise in its steps: a generator of its own, in the latents' type, the video's
+    before the sound's; known tokens are set before the step and behind it. The step is diffusers' scheduler's."""
+
+    def __init__(self, seed, eta, dtype):
+        self.source, self.dtype = torch.Generator("cpu").manual_seed(seed + 10_000), dtype
+        self.scheduler = LTXEulerAncestralRFScheduler(eta=eta)
+
+    def _draw(self, shape, **_):
+        return torch.randn(*shape, generator=self.source, dtype=self.dtype).float()
+
+    def _step(self, state, clean, sigmas, index):
+        known = lambda x: x * state.denoise_mask + state.clean_latent.float() * (1 - state.denoise_mask)
+        clean, latent = known(clean.float()), state.latent.float()
+        self.scheduler.set_timesteps(sigmas=[float(s) for s in sigmas])
+        self.scheduler._step_index = index
+        with patch("diffusers.schedulers.scheduling_ltx_euler_ancestral_rf.randn_tensor", self._draw):
+            velocity = (latent - clean) / sigmas[index]
+            latent = self.scheduler.step(velocity, self.scheduler.timesteps[index], latent, return_dict=False)[0]
+        return replace(state, latent=known(latent).to(self.dtype))
+
+    def __call__(self, sigmas, video_state, audio_state, stepper, denoise_fn):
+        for index in range(len(sigmas) - 1):
+            clean = denoise_fn(video_state, audio_state, sigmas, index)
+            states = (video_state, audio_state)
+            video_state, audio_state = (self._step(*pair, sigmas, index) for pair in zip(states, clean))
+        return video_state, audio_state
+
+
 class Reference:
     """One drawn request in one element type."""
 
@@ -264,10 +299,10 @@ class Reference:
         make = helpers.image_conditionings_by_adding_guiding_latent if keyframes else helpers.combined_image_conditionings
         return make(inputs, shape.height, shape.width, self.encoder, self.dtype, self.device)
 
-    def _denoiser(self, guided):
+    def _denoiser(self, guided, first_frame):
         r = self.request
         cross = r["cross_timestep"] or {"official": "gate_only", "official_1_0": "cross"}[r["reference"]]
-        x0 = X0Model(Velocity(self.pipeline.transformer, cross, r["frame_rate"]))
+        x0 = X0Model(Velocity(self.pipeline.transformer, cross, r["frame_rate"], first_frame))
         positive, negative = self.texts
         if not guided:
             return helpers.simple_denoising_func(positive["video"], positive["audio"], x0)
@@ -307,8 +342,10 @@ class Reference:
         loop = euler_denoising_loop
         if second_order:
             loop = partial(res2s_audio_video_denoising_loop, model_dtype=self.dtype, new_noise_fn=HostNoise())
+        elif r["sampler"] == "euler_ancestral" and number == 1:
+            loop = AncestralLoop(r["seed"], r["eta"], self.dtype)
         guided = any(s != NEUTRAL for s in r["guidance"].values()) and number == 1
-        denoise = self._denoiser(guided)
+        denoise = self._denoiser(guided, latents.height * latents.width)
         video, audio = helpers.denoise_audio_video(
             output_shape=pixels, conditionings=conditionings, noiser=self.noise, sigmas=sigmas,
             stepper=Res2sDiffusionStep() if second_order else EulerDiffusionStep(),

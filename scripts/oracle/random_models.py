@@ -63,6 +63,14 @@ def newer_transformer(config, widths):
     return config
 
 
+def newest_transformer(draw, config, published):
+    """LTX-2.5: no biases in the video's feed-forward, a mark on single frames; the text's scales may be constants."""
+    config.update(ff_bias=False, use_keyframes_abs_pos_embedding=True)
+    if not published and draw.random() < 0.25:
+        config["use_prompt_adaln_single"] = False
+    return config
+
+
 def newer_connectors(draw, config, widths):
     """LTX-2.3: a projection for each connector, connectors as wide as the streams, gates."""
     config.update(
@@ -243,6 +251,34 @@ def gemma(draw, width):
     return config
 
 
+def gemma4(draw, width, published):
+    """Gemma 4 of a given width: layers of two shapes, full ones with or without projections of their own for the values."""
+    full, sliding = "full_attention", "sliding_attention"
+    kv = draw.choice([1, 2])
+    heads, layers = kv * draw.choice([1, 2]), draw.randint(2, 8)
+    config = dict(
+        hidden_size=width, intermediate_size=draw.choice([20, 36]), num_hidden_layers=layers, num_attention_heads=heads,
+        num_key_value_heads=kv, head_dim=2 * draw.randint(2, 6), sliding_window=draw.randint(1, 12),
+        global_head_dim=4 * draw.randint(2, 5), attention_k_eq_v=published or draw.random() < 0.6,
+        rope_parameters={
+            sliding: {"rope_type": "default", "rope_theta": draw.choice([1e4, 100.0])},
+            full: {
+                "rope_type": "proportional", "partial_rotary_factor": draw.choice([0.25, 0.5, 1.0]),
+                "rope_theta": draw.choice([1e6, 1e4]),
+            },
+        },
+    )
+    if config["attention_k_eq_v"]:
+        config["num_global_key_value_heads"] = draw.choice([n for n in (1, 2) if heads % n == 0])
+    # The class makes the last layer a full one.
+    period = draw.randint(2, 6)
+    kinds = [full if (layer + 1) % period == 0 else sliding for layer in range(layers)]
+    if not published and draw.random() < 0.5:
+        kinds = [draw.choice([sliding, full]) for _ in range(layers)]
+    config["layer_types"] = [*kinds[:-1], full]
+    return config
+
+
 def scheduler(draw):
     """With and without the shift that follows the token count."""
     dynamic = draw.random() < 0.6
@@ -254,7 +290,7 @@ def scheduler(draw):
 
 
 def whole(seed, published, generation, upsampler_kind=None):
-    """Configs of one model. `published`: sizes vary, flags stay those of the generation, 2.0 or 2.3."""
+    """Configs of one model. `published`: sizes vary, flags stay those of the generation, 2.0, 2.3 or 2.5."""
     draw = random.Random(seed)
     caption, latent = draw.choice([12, 16, 20, 24, 36]), draw.choice([3, 4, 8])
     vae_config, ratios = vae(draw, latent, published)
@@ -264,10 +300,15 @@ def whole(seed, published, generation, upsampler_kind=None):
     upsampler_kind, upsampler_config = upsampler(draw, latent, upsampler_kind)
     joined = connectors(draw, caption, text["num_hidden_layers"], published)
     dit = transformer(draw, latent, audio["base_channels"], caption, ratios, published)
-    if generation == "2.3":
+    if generation != "2.0":
         widths = [dit[f"{p}num_attention_heads"] * dit[f"{p}attention_head_dim"] for p in ("", "audio_")]
         voice = newer_vocoder(draw, audio["mel_bins"], published)
         joined, dit = newer_connectors(draw, joined, widths), newer_transformer(dit, widths)
+    if generation == "2.5":
+        # Of its own source: what the other generations draw stays as it is.
+        newest = random.Random(f"{seed}/2.5")
+        dit, text = newest_transformer(newest, dit, published), gemma4(newest, caption, published)
+        joined["text_proj_in_factor"] = text["num_hidden_layers"] + 1
     return {
         "vae": vae_config,
         "audio_vae": audio,

@@ -10,6 +10,8 @@ _DEFAULTS = {
     "2.0": (40, {s: dict(_NEUTRAL, cfg=4.0) for s in ("video", "audio")}, []),
     "2.3": (30, {s: dict(cfg=cfg, stg=1.0, modality=3.0, rescale=0.7) for s, cfg in (("video", 3.0), ("audio", 7.0))}, [28]),
 }
+# LTX-2.5's are the same.
+_DEFAULTS["2.5"] = _DEFAULTS["2.3"]
 _HQ = {
     "video": dict(cfg=3.0, stg=0.0, modality=3.0, rescale=0.45), "audio": dict(cfg=7.0, stg=0.0, modality=3.0, rescale=1.0)
 }
@@ -69,11 +71,14 @@ def settings(found, pipeline, options):
     layers = options.layers
     blocks = [min(b, layers - 1) for b in blocks]
     reference = "diffusers" if pipeline == "text_to_video" else "official_1_0" if package(found, options) else "official"
+    sampler = "res_2s" if pipeline == "hq" else "euler"
+    if pipeline == "distilled" and found.generation == "2.5":
+        sampler = "euler_ancestral"
     lora = {"hq": [(0.25, [1]), (0.5, [2])], "two_stage": [(1.0, [2])], "keyframes": [(1.0, [2])]}
     return dict(
         pipeline=pipeline, prompt=PROMPT, negative_prompt=NEGATIVE, frame_rate=24.0, seed=options.seed,
         steps=options.steps or steps, guidance=guidance, stg_blocks={"video": blocks, "audio": blocks},
-        sampler="res_2s" if pipeline == "hq" else "euler", max_sequence_length=options.max_sequence_length,
+        sampler=sampler, eta=1.0 if sampler == "euler_ancestral" else None, max_sequence_length=options.max_sequence_length,
         reference=reference, sigma_shift="official", cross_timestep=None, clamp=reference != "diffusers",
         # Since 1.2.0 two of the pipelines keep the sound of the first pass.
         keeps="stage_1" if reference == "official" and pipeline in ("two_stage", "hq") else "stage_2",

@@ -66,9 +66,10 @@ def _config(path):
 
 
 def generation_of_folder(folder):
-    """2.3 projects the text before the connectors, 2.0 in the transformer."""
+    """2.3 projects the text before the connectors, 2.0 in the transformer; 2.5 marks single frames."""
     config = _config(folder / "transformer" / "config.json")
-    return "2.0" if config.get("use_prompt_embeddings", True) else "2.3"
+    since = "2.5" if config.get("use_keyframes_abs_pos_embedding") or config.get("ff_bias") is False else "2.3"
+    return "2.0" if config.get("use_prompt_embeddings", True) else since
 
 
 def generation_of_file(file):
@@ -76,6 +77,8 @@ def generation_of_file(file):
     described = json.loads(header(file).get("config", "{}")).get("transformer")
     if described is None:
         raise Refused(f"{file}: its header describes no transformer; a published model's single file has one in `config`")
+    if described.get("use_keyframes_abs_pos_embedding") or described.get("ff_bias") is False:
+        raise Refused(f"{file}: of LTX-2.5 folders in diffusers' layout are compared, not Lightricks' files: give the folder")
     return "2.3" if described.get("caption_proj_before_connector") else "2.0"
 
 

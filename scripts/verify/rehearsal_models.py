@@ -2,9 +2,10 @@
 """Tiny random models for a rehearsal: rehearsal_models.py OUT
 
 Of each generation one as published ones lie on a disk: a diffusers folder with upsampler and distilled LoRA beside its parts,
-and one file in Lightricks' layout with the same beside it. Of LTX-2.3 a distilled one too.
+and one file in Lightricks' layout with the same beside it. Of LTX-2.3 a distilled one too. Of LTX-2.5 the folders alone.
 """
 
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -17,7 +18,7 @@ import official_file  # noqa: E402
 from common import MODELS, fix_numerics, generator  # noqa: E402
 from models import LATENT_UPSAMPLER, VOCODER, build  # noqa: E402
 
-UPSAMPLERS = {"2.0": "upsampler_rational", "2.3": "upsampler_plain"}
+UPSAMPLERS = {"2.0": "upsampler_rational", "2.3": "upsampler_plain", "2.5": "upsampler_plain"}
 # Lightricks' code knows only blocks of the published three dilations; the fixture's differ.
 _THREE = [[1, 3, 5]] * 3
 VOCODERS = {"tiny_2_3": dict(VOCODER["tiny_2_3"], resnet_dilations=_THREE, bwe_resnet_dilations=_THREE)}
@@ -51,8 +52,9 @@ def write(model, generation, folder, distilled):
     if model in VOCODERS:
         build("vocoder", VOCODERS[model], 6).to(torch.bfloat16).save_pretrained(diffusers / "vocoder")
     kind = "distilled" if distilled else "dev"
-    official_file.convert(diffusers, folder / f"ltx-{generation}-{kind}.safetensors")
-    channels = official_file.configs_of(diffusers)["vae"]["latent_channels"]
+    if generation != "2.5":
+        official_file.convert(diffusers, folder / f"ltx-{generation}-{kind}.safetensors")
+    channels = json.loads((diffusers / "vae" / "config.json").read_text())["latent_channels"]
     config = dict(LATENT_UPSAMPLER[UPSAMPLERS[generation]], in_channels=channels)
     write_upsampler(config, diffusers / "latent_upsampler", folder / f"ltx-{generation}-spatial-upscaler-x2.safetensors")
     if not distilled:
@@ -69,6 +71,8 @@ def main():
     write("tiny_a", "2.0", out / "2.0", False)
     write("tiny_2_3", "2.3", out / "2.3", False)
     write("tiny_2_3", "2.3", out / "2.3-distilled", True)
+    write("tiny_2_5", "2.5", out / "2.5", False)
+    write("tiny_2_5", "2.5", out / "2.5-distilled", True)
 
 
 if __name__ == "__main__":

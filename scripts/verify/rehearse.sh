@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# verify_real.sh on tiny random models of both generations, each as a folder and as one file: scripts/verify/rehearse.sh LTX2 OUT
+# verify_real.sh on tiny random models of each generation, as a folder and, but for LTX-2.5, as one file: scripts/verify/rehearse.sh LTX2 OUT
 # [OPTION…]. Shows that the comparison works from end to end. It says nothing about published weights.
 set -euo pipefail
 ltx2=$(realpath "$1") out=$2

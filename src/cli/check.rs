@@ -80,6 +80,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     };
     let pipelines = || Pipeline::value_variants().iter().map(|pipeline| (pipeline.name(), missing(*pipeline)));
     let missing = missing(Pipeline::TextToVideo);
+    // What cannot be opened is among the findings.
+    let unverified = source.unverified().unwrap_or_default();
     let bytes: u64 = findings.iter().map(|(_, f)| if let Finding::Weights(r) = f { r.bytes } else { 0 }).sum();
     if args.json {
         let parts: serde_json::Map<String, serde_json::Value> =
@@ -89,7 +91,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             pipelines().map(|(name, missing)| (name.to_string(), state(&missing))).collect();
         let all = serde_json::json!({
             "model": source.path(), "version": version, "parts": parts, "weight_bytes": bytes,
-            "text_to_video": state(&missing), "pipelines": pipelines,
+            "text_to_video": state(&missing), "pipelines": pipelines, "unverified": unverified,
         });
         print(&format!("{}\n", serde_json::to_string_pretty(&all)?))?;
     } else {
@@ -100,6 +102,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             true => format!("{name}: ready"),
             false => format!("{name}: needs {}", missing.join(", ")),
         }));
+        lines.extend(unverified.iter().map(|line| format!("warning: {line}")));
         print(&(lines.join("\n") + "\n"))?;
     }
     anyhow::ensure!(missing.is_empty(), "{}: not complete: {}", source.path().display(), missing.join(", "));

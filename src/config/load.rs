@@ -102,6 +102,7 @@ pub fn load(given: &CliOverrides) -> Result<Loaded, ConfigError> {
     for layer in preset_layers(preset)?.into_iter().chain(files).chain([line]) {
         lay(&mut merged, layer)?;
     }
+    plain_steps_by_diffusers(&mut merged);
     if let Some(seconds) = given.seconds {
         set_seconds(&mut merged, seconds)?;
     }
@@ -254,6 +255,21 @@ const BY_REFERENCE: [&str; 11] = [
     "runtime.positions",
     "model.lora_merge",
 ];
+
+/// diffusers makes the steps of every distilled model without noise: its pipelines give a sampler that draws no generator. A
+/// sampler that the preset has, and nobody wrote, is plain Euler by it.
+fn plain_steps_by_diffusers(merged: &mut Tree) {
+    let Some((_, origin)) = merged.leaf("reference").filter(|(value, _)| **value == "diffusers") else { return };
+    let by = ValueOrigin::Reference(Box::new(origin.clone()));
+    let shipped = |origin: &ValueOrigin| match origin {
+        ValueOrigin::Preset(_) => true,
+        ValueOrigin::File { file, .. } => presets::shipped_config(file).is_some(),
+        _ => false,
+    };
+    if merged.leaf("sampler.kind").is_some_and(|(kind, origin)| kind == "euler_ancestral" && shipped(origin)) {
+        merged.set("sampler.kind", "euler".into(), &by);
+    }
+}
 
 /// `reference` stands for several keys; those that the same layer writes itself stay.
 fn expand_reference(layer: &mut Tree) {

@@ -7,6 +7,7 @@ use serde_json::json;
 use super::check::ResolvedScales;
 use super::*;
 use crate::media::ImageH264;
+use crate::sampling::SamplerKind;
 use crate::weights::MergeOrder;
 
 struct Folder(tempfile::TempDir);
@@ -199,6 +200,27 @@ fn reference_sets_its_keys_and_each_can_be_set_alone() {
     let config = load(&set(&["reference=official_1_0"])).unwrap().config;
     assert_eq!(config.conditioning.cross_timestep, CrossTimestep::Official1);
     assert_eq!((config.two_stage.audio, config.runtime.positions), (StageAudio::Official1, Reference::Official1));
+}
+
+#[test]
+fn diffusers_draws_no_noise_in_the_steps_of_a_distilled_model() {
+    let of = |pairs: &[&str]| {
+        let loaded = load(&set(&[&["model.path=Lightricks/LTX-2.5", "pipeline=distilled"], pairs].concat())).unwrap();
+        (loaded.config.sampler.kind, loaded.config.two_stage.sampler, loaded.origin("sampler.kind").to_string())
+    };
+    let second = Some(SamplerKind::Euler);
+    let official = (SamplerKind::EulerAncestral, second, "preset ltx2_5_distilled".to_string());
+    assert_eq!(of(&[]), official);
+    let diffusers = "reference=diffusers";
+    assert_eq!(of(&[diffusers]), (SamplerKind::Euler, second, "reference, --set".to_string()));
+    // What is written holds over it, and a setting that the plain steps do not take is named.
+    let written = of(&[diffusers, "sampler.kind=euler_ancestral"]);
+    assert_eq!(written, (SamplerKind::EulerAncestral, second, "--set".to_string()));
+    let shipped = CliOverrides { files: vec!["ltx2_5_distilled".into()], ..set(&[diffusers]) };
+    assert_eq!(load(&shipped).unwrap().config.sampler.kind, SamplerKind::Euler);
+    let eta = ["model.path=Lightricks/LTX-2.5", "pipeline=distilled", diffusers, "sampler.eta=0.5"];
+    let fault = load(&set(&eta)).unwrap_err().to_string();
+    assert!(fault.contains("sampler.eta"), "{fault}");
 }
 
 #[test]

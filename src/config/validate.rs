@@ -216,6 +216,11 @@ fn wrong(node: &Node, options: &[&Value], path: &str, place: Place) -> ConfigErr
 }
 
 fn unknown(key: &str, known: Option<&Map<String, Value>>, path: &str, place: String) -> ConfigError {
+    if path == "model" && key == "prompt_enhancer" {
+        let hint =
+            "prompts are not rewritten here; write the enhanced prompt as request.prompt (docs/models.md)".into();
+        return ConfigError::UnknownKey { place, key: join(path, key), hint };
+    }
     let names: Vec<&str> = known.into_iter().flat_map(|k| k.keys()).map(String::as_str).collect();
     let near = names.iter().map(|n| (strsim::jaro_winkler(n, key), *n)).max_by(|a, b| a.0.total_cmp(&b.0));
     let hint = match near {
@@ -247,6 +252,11 @@ mod tests {
     fn typos_are_named_with_the_nearest_key() {
         for (text, want) in [
             ("request:\n  # size\n  widht: 512\n", "3: unknown key 'request.widht'; did you mean 'width'?"),
+            (
+                "model: {prompt_enhancer: google/gemma-4-E2B-it}\n",
+                "1: unknown key 'model.prompt_enhancer'; prompts are not rewritten here; write the enhanced prompt as \
+                 request.prompt (docs/models.md)",
+            ),
             ("\nsampelr: {steps: 3}\n", "2: unknown key 'sampelr'; did you mean 'sampler'?"),
             ("steps: 3\n", "1: unknown key 'steps'; 'steps' belongs under 'sampler'"),
             (

@@ -13,6 +13,11 @@ pub(crate) trait TextEncoder {
 
     fn layers(&self) -> usize;
 
+    /// Lengths of the stacks of weights: of all layers, then of each kind where the shapes of some weights differ by it.
+    fn stacks(&self) -> Vec<usize> {
+        vec![self.layers()]
+    }
+
     /// Hidden states it gives: the embeddings and every layer's.
     fn hidden_states(&self) -> usize {
         self.layers() + 1

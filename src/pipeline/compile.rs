@@ -370,7 +370,7 @@ impl Job<'_> {
             layers: programs.layers(),
             memory,
             whole: self.whole(programs, network)?,
-            report: analysis::report(&module, &program.mesh.axes, stacked, chip.as_ref()),
+            report: analysis::report(&module, &program.mesh.axes, &stacked, chip.as_ref()),
             placements: network.placements.clone(),
             notes,
             seconds,

@@ -153,6 +153,9 @@ impl Executor {
             self.merge_order = loras.order;
         }
         self.by_pass = loras;
+        if let Weights::Files(source) = &self.weights {
+            self.by_pass.warn_of_unverified(source);
+        }
         [2, 1].into_iter().try_for_each(|pass| self.set_loras(&self.by_pass.of_pass(pass)))
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::error::Result;
 use crate::config;
-use crate::weights::{Lora, LoraFile, MergeOrder};
+use crate::weights::{Lora, LoraFile, MergeOrder, ModelSource};
 
 /// Opened files, each with its strength and the passes it holds for.
 #[derive(Clone, Debug, Default)]
@@ -34,6 +34,12 @@ impl Loras {
     /// Whether there is none.
     pub(crate) fn is_empty(&self) -> bool {
         self.files.is_empty()
+    }
+
+    /// Says of which files nothing tells that they are the model's generation's.
+    pub(super) fn warn_of_unverified(&self, model: &ModelSource) {
+        let lines = self.files.iter().filter_map(|(lora, _)| lora.file.unverified(model));
+        lines.for_each(|line| tracing::warn!("{line}"));
     }
 
     /// Those of a pass, counted from 1.

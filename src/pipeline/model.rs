@@ -127,6 +127,7 @@ impl Model {
         for part in needed_components().chain(decoder).filter(|p| p.weights_stem().is_some()) {
             source.checkpoint(part)?;
         }
+        source.unverified()?.iter().for_each(|line| tracing::warn!("{line}"));
         let statistics_of = |part: Component, length: usize, scaling_factor: f32| -> Result<Statistics> {
             let checkpoint = source.checkpoint(part)?;
             let read = |name: &str| -> Result<Vec<f32>> {
@@ -197,6 +198,11 @@ impl Model {
                 "guidance.stg changes nothing: guidance.stg_streams is diffusers, which does not perturb a model without \
                  perturbed_attn; set stg to 0, or guidance.stg_streams to official"
             );
+        }
+        let of_2_5 = self.sizes.transformer.use_keyframes_abs_pos_embedding;
+        if let Some(other) = request::scheduler_of_another(config, &self.scheduler).filter(|_| of_2_5 && job.index == 0)
+        {
+            tracing::warn!("{}: {other}", self.configs.origin().config_place(Component::Scheduler).display());
         }
         Ok(Request { sigmas: request::sigmas(config, &self.scheduler, &shapes)?, ..request })
     }

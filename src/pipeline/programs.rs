@@ -74,14 +74,15 @@ impl Programs {
         self.sizes.transformer.num_layers
     }
 
-    /// The stacked layers of a program: the length of its stacks' leading dimension.
+    /// The stacked layers of a program: the lengths of its stacks' leading dimensions, that of all layers first, then
+    /// those of kinds of layers.
     ///
     /// # Errors
     /// Errors of the model's configuration.
-    pub fn stacked(&self, kind: ProgramKind) -> Result<usize> {
+    pub fn stacked(&self, kind: ProgramKind) -> Result<Vec<usize>> {
         match kind.row().part {
-            Component::TextEncoder => Ok(self.configs.text_encoder()?.layers()),
-            _ => Ok(self.layers()),
+            Component::TextEncoder => Ok(self.configs.text_encoder()?.stacks()),
+            _ => Ok(vec![self.layers()]),
         }
     }
 

@@ -16,7 +16,7 @@ pub(crate) use condition::{conditions, noise_levels};
 pub(crate) use diffusion_tiles::Blend;
 pub use diffusion_tiles::DiffusionTiles;
 pub use error::RequestError;
-pub(crate) use resolve::{of_job, scales, sigmas};
+pub(crate) use resolve::{of_job, scales, scheduler_of_another, sigmas};
 pub use shapes::Shapes;
 pub use sizes::ModelSizes;
 pub(crate) use sizes::coordinate_grids;

@@ -36,6 +36,23 @@ pub(crate) fn sigmas(config: &Config, scheduler: &FlowMatch, shapes: &Shapes) ->
     })
 }
 
+/// A warning where LTX-2.5's scheduler is that of its other transformer: the published folder has the distilled one's beside
+/// both, and diffusers applies what it finds.
+pub(crate) fn scheduler_of_another(config: &Config, scheduler: &FlowMatch) -> Option<&'static str> {
+    let diffusers = config.sampler.sigma_shift == Reference::Diffusers;
+    match (&config.sampler.sigmas, scheduler.use_dynamic_shifting) {
+        (None, false) if diffusers => Some(
+            "`use_dynamic_shifting` is false, the distilled transformer's: for the dev transformer set it true and \
+             `shift_terminal` 0.1, or sampler.sigma_shift: official",
+        ),
+        (Some(_), true) if diffusers => Some(
+            "`use_dynamic_shifting` is true, the dev transformer's, and shifts sampler.sigmas too: for the distilled \
+             transformer set it false and `shift_terminal` null, or sampler.sigma_shift: official",
+        ),
+        _ => None,
+    }
+}
+
 /// A job as the model takes it, still without noise levels: no program depends on them.
 ///
 /// # Errors
@@ -194,6 +211,24 @@ mod tests {
         assert_eq!(of(&[steps, diffusers]), scheduler.sigmas(6, 1000).expect("a schedule"));
         assert_eq!(of(&[list]), [0.9, 0.4, 0.0]);
         assert_eq!(of(&[list, diffusers]), scheduler.shifted(&[0.9, 0.4], 1000).expect("a schedule"));
+    }
+
+    #[test]
+    fn a_scheduler_of_the_other_transformer_is_named() {
+        let dev = FlowMatch { use_dynamic_shifting: true, shift_terminal: Some(0.1), ..FlowMatch::default() };
+        let (steps, list) = ("sampler.steps=6", "sampler.sigmas=[0.9, 0.4]");
+        let said = |set: &[&str], scheduler: &FlowMatch| scheduler_of_another(&config(set), scheduler);
+        let (distilled, diffusers) = (FlowMatch::default(), "reference=diffusers");
+        for (set, scheduler, word) in [(steps, &distilled, "is false"), (list, &dev, "is true")] {
+            assert!(said(&[set, diffusers], scheduler).expect("a warning").contains(word));
+            assert_eq!(said(&[set], scheduler), None);
+        }
+        assert_eq!([said(&[steps, diffusers], &dev), said(&[list, diffusers], &distilled)], [None; 2]);
+        // A list is taken as it is by the distilled one's.
+        let video = VideoShape { batch: 1, channels: 1, frames: 1, height: 25, width: 32 };
+        let audio = AudioShape { batch: 1, channels: 1, length: 1, mel_bins: 1 };
+        let shapes = Shapes { video, audio, tokens: Av { video: 800, audio: 1 }, appended: 0 };
+        assert_eq!(sigmas(&config(&[list, diffusers]), &distilled, &shapes).expect("a schedule"), [0.9, 0.4, 0.0]);
     }
 
     #[test]

@@ -154,6 +154,12 @@ impl LoraFile {
         self.updates.get(&(component, name.to_string()))
     }
 
+    /// A warning where nothing in the file tells whether it was trained on LTX-2.5, which the model is.
+    pub(crate) fn unverified(&self, model: &ModelSource) -> Option<String> {
+        let transformer = model.transformer().filter(|_| self.version.is_none())?;
+        transformer.unverified(&self.path, "a LoRA", newer::VERSION)
+    }
+
     /// Whether a model has every tensor that is updated, in the shape that the update has.
     ///
     /// # Errors

@@ -97,4 +97,21 @@ impl Transformer {
             false => Ok(()),
         }
     }
+
+    /// A warning of a file that goes with LTX-2.5 by its shapes and says no generation.
+    pub(super) fn unverified(&self, path: &Path, part: &str, lacks: &str) -> Option<String> {
+        (self.version == Version::V2_5).then(|| {
+            format!(
+                "{}: {part} without `{lacks}`: that it is LTX-2.5's cannot be verified; one of another training loads as well \
+                 and paints noise",
+                path.display()
+            )
+        })
+    }
+
+    /// [`Transformer::unverified`] of a text encoder's configuration, where it lacks its training.
+    pub(super) fn unverified_text_encoder(&self, path: &Path, config: &Value) -> Option<String> {
+        let says = config.get(GEMMA_VERSION).is_some_and(|version| !version.is_null());
+        (!says).then(|| self.unverified(path, "a text encoder", GEMMA_VERSION))?
+    }
 }

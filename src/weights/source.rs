@@ -330,6 +330,25 @@ impl ModelSource {
         self.transformer().map_or(Ok(()), check)
     }
 
+    /// A line for each part beside LTX-2.5's transformer that nothing tells from another generation's: folders of diffusers
+    /// carry no `model_version`, and what saves a text encoder may drop its `gemma_version`. References load such too.
+    ///
+    /// # Errors
+    /// The connectors cannot be opened.
+    pub fn unverified(&self) -> Result<Vec<String>, WeightsError> {
+        let Some(transformer) = self.transformer().filter(|t| t.version == Version::V2_5) else {
+            return Ok(Vec::new());
+        };
+        let config = self.has(Component::TextEncoder).then(|| self.config(Component::TextEncoder)).transpose()?;
+        let path = self.config_path(Component::TextEncoder);
+        let encoder = config.and_then(|config| transformer.unverified_text_encoder(&path, &config));
+        let connectors = self.has(Component::Connectors).then(|| self.checkpoint(Component::Connectors)).transpose()?;
+        let unsaid = connectors.filter(|tensors| tensors.metadata(newer::VERSION).is_none());
+        let connectors =
+            unsaid.and_then(|tensors| transformer.unverified(tensors.path(), "connectors", newer::VERSION));
+        Ok(encoder.into_iter().chain(connectors).collect())
+    }
+
     /// Refuses tensors of single files that no component reads. The video latents' statistics beside mean and deviation are
     /// training's.
     ///

@@ -160,7 +160,7 @@ fn split_weights_are_made_in_their_place() {
         let compiled = client.compile(&random.text, &options).expect("compiles");
         let optimized = compiled.optimized_program().expect("an optimized program");
         let module = Module::decode(&optimized.format, &optimized.bytes).expect("a module");
-        assert_eq!(report(&module, &random.mesh.axes, 1, None).collectives, []);
+        assert_eq!(report(&module, &random.mesh.axes, &[1], None).collectives, []);
         let memory = compiled.memory().expect("memory");
         assert!(memory.temporaries < 4 << 20, "{memory:?}");
         made += memory.outputs * runs.len() as i64;

@@ -57,7 +57,7 @@ fn analysed(program: &Program, layers: usize) -> Report {
     let compiled = client.compile(&program.text, &options).expect("compiles");
     let optimized = compiled.optimized_program().expect("an optimized program");
     let module = Module::decode(&optimized.format, &optimized.bytes).expect("a module");
-    report(&module, &program.mesh.axes, layers, None)
+    report(&module, &program.mesh.axes, &[layers], None)
 }
 
 #[needs(cpu)]

@@ -53,7 +53,7 @@ fn products_hold_their_epilogues_and_weights_are_read_in_place() {
 fn flops_are_those_of_the_formula() {
     let [_, (_, denoise)] = published_blocks("cuda", Some(BLOCKS));
     let module = compiled(&denoise);
-    let report = analysis::report(&module, &denoise.program.mesh.axes, BLOCKS, None);
+    let report = analysis::report(&module, &denoise.program.mesh.axes, &[BLOCKS], None);
     let (d, a, n, m, t) = (4096.0, 2048.0, 6144.0, 126.0, 1024.0);
     let stream =
         |d: f64, n: f64| 8.0 * d * d * n + 4.0 * n * n * d + 4.0 * d * d * n + 4.0 * n * t * d + 16.0 * d * d * n;

@@ -21,7 +21,7 @@ fn a_program_compiles_for_gpus_that_are_not_here() {
     let program = b.finish(&[("y", &(&y * &y))]).expect("builds");
     let optimized = module(&machine, &program).optimized;
     let module = Module::decode(&optimized.format, &optimized.bytes).expect("a module");
-    let r = report(&module, &program.mesh.axes, 1, target.chip().as_ref());
+    let r = report(&module, &program.mesh.axes, &[1], target.chip().as_ref());
     let [gather] = &r.collectives[..] else { panic!("one gather: {r:?}") };
     assert_eq!((gather.kind, gather.bytes), (CollectiveKind::AllGather, (64 * 32 * 4) as f64));
     // Between two hosts the network sets the pace: 3/4 of the bytes at 50 GB/s.

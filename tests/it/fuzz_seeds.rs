@@ -100,7 +100,7 @@ fn modules_of_three_platforms_loop_and_communicate() {
         assert_eq!(nested(&module.loops()), seed.loops, "{name}");
 
         let mesh = Mesh::new(&[seed.mesh]);
-        let report = analysis::report(&module, &mesh.axes, 2, chip);
+        let report = analysis::report(&module, &mesh.axes, &[2], chip);
         let mut kinds: BTreeMap<_, (usize, usize)> = BTreeMap::new();
         for c in &report.collectives {
             assert_eq!(c.axes, [seed.mesh.0], "{name}: {c:?}");

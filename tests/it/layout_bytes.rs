@@ -91,7 +91,7 @@ fn compile(engine: &Engine, layout: &str, mesh: &str) -> Compiled {
     assert_eq!(memory.arguments as usize, held(layout, &network), "{layout}: bytes of arguments a device");
     let optimized = executable.compiled().optimized_program().expect("an optimized program");
     let module = Module::decode(&optimized.format, &optimized.bytes).expect("a module");
-    let report = report(&module, &network.program.mesh.axes, model().num_layers, None);
+    let report = report(&module, &network.program.mesh.axes, &[model().num_layers], None);
     for x in &report.collectives {
         eprintln!("{layout}: {:?} {} x{} {:?} {} B {}", x.level, x.kind.name(), x.times, x.axes, x.bytes, x.scope);
     }

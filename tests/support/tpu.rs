@@ -73,7 +73,7 @@ pub fn compiled(case: Case) -> Compiled {
     let StoredModule { optimized, memory, seconds } = module(&machine, &network.program);
     let module = Module::decode(&optimized.format, &optimized.bytes).expect("a module");
     let stacked = programs.stacked(case.program).expect("a number");
-    let report = report(&module, &network.program.mesh.axes, stacked, target.chip().as_ref());
+    let report = report(&module, &network.program.mesh.axes, &stacked, target.chip().as_ref());
     Compiled { network, report, module, memory, capacity: machine.capacity, seconds }
 }
 

@@ -18,7 +18,7 @@ fn main() -> anyhow::Result<()> {
     let bytes = std::fs::read(&path).with_context(|| path.clone())?;
     let module = Module::decode("hlo_with_config", &bytes).or_else(|_| Module::decode("hlo", &bytes))?;
     println!("{}: {} loops", module.name(), module.loops().len());
-    let report = report(&module, &mesh, 0, chip.as_ref());
+    let report = report(&module, &mesh, &[], chip.as_ref());
     println!("a step: {:.3} GFLOP, {:.3} MB of memory traffic", report.step.flops / 1e9, report.step.bytes / 1e6);
     for c in &report.collectives {
         println!("{:?} over {:?}, {:.0} bytes received, {} times, {}", c.kind, c.axes, c.wire_bytes, c.times, c.scope);

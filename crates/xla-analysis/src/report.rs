@@ -57,8 +57,8 @@ pub struct Traffic {
 }
 
 /// Analyzes an optimized program that was partitioned over `mesh`, the names and sizes of its axes, outer first, and has
-/// `layers` stacked blocks.
-pub fn report(module: &Module, mesh: &[(String, usize)], layers: usize, chip: Option<&Chip>) -> Report {
+/// stacks of `layers` blocks: first of all of them, then, where kinds of blocks differ in shape, of each kind.
+pub fn report(module: &Module, mesh: &[(String, usize)], layers: &[usize], chip: Option<&Chip>) -> Report {
     let mut walk = Walk::new(module, mesh, layers, chip);
     let call = walk.run();
     let step = walk.step.unwrap_or_default();
@@ -66,7 +66,7 @@ pub fn report(module: &Module, mesh: &[(String, usize)], layers: usize, chip: Op
     let (mut layer, mut runs) = walk.layer.unwrap_or_default();
     if walk.layer.is_none() && (walk.unrolled.work.bytes > 0.0 || collectives.iter().any(|c| in_blocks(&c.scope))) {
         // Unrolled blocks follow each other in the step.
-        runs = layers.max(1) as f64;
+        runs = layers.first().map_or(1, |&n| n.max(1)) as f64;
         layer.add(walk.unrolled, 1.0 / runs);
         for c in collectives.iter_mut().filter(|c| c.level == LoopLevel::Step && in_blocks(&c.scope)) {
             c.level = LoopLevel::Block;

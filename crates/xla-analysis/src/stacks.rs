@@ -27,20 +27,23 @@ pub struct StackCopy {
 
 /// The stacked parameters of a program.
 pub(super) struct Stacks {
-    layers: i64,
+    /// Lengths of their leading dimensions.
+    layers: Vec<i64>,
     /// Elements of each.
     sizes: HashSet<u64>,
 }
 
 impl Stacks {
-    /// The entry's parameters of at least 1 MiB whose leading dimension is `layers`.
-    pub(crate) fn of(module: &Module, layers: usize) -> Self {
-        let layers = layers as i64;
+    /// The entry's parameters of at least 1 MiB whose leading dimension is one of `layers`.
+    pub(crate) fn of(module: &Module, layers: &[usize]) -> Self {
+        let layers: Vec<i64> = layers.iter().map(|&n| n as i64).collect();
         let entry = module.computation(module.entry());
         let parameters = entry.iter().flat_map(|c| &c.instructions).filter(|i| i.opcode == "parameter");
         let shapes = parameters.filter_map(|p| p.shape.as_ref());
-        let stacks = shapes.filter(|s| s.dimensions.first() == Some(&layers) && bytes(s) >= SMALLEST);
-        Stacks { layers, sizes: stacks.map(elements).collect() }
+        let stacks =
+            shapes.filter(|s| s.dimensions.first().is_some_and(|n| layers.contains(n)) && bytes(s) >= SMALLEST);
+        let sizes = stacks.map(elements).collect();
+        Stacks { layers, sizes }
     }
 
     /// The copy that an instruction makes of a stack.
@@ -64,7 +67,7 @@ impl Stacks {
         };
         let whole = bytes(shape) >= SMALLEST
             && self.sizes.contains(&elements(shape))
-            && shape.dimensions.contains(&self.layers);
+            && self.layers.iter().any(|n| shape.dimensions.contains(n));
         whole.then(|| StackCopy {
             name: i.name.clone(),
             opcode: i.opcode.clone(),

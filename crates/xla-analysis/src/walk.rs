@@ -79,7 +79,12 @@ struct InFlight {
 }
 
 impl<'a> Walk<'a> {
-    pub(crate) fn new(module: &'a Module, mesh: &'a [(String, usize)], layers: usize, chip: Option<&'a Chip>) -> Self {
+    pub(crate) fn new(
+        module: &'a Module,
+        mesh: &'a [(String, usize)],
+        layers: &[usize],
+        chip: Option<&'a Chip>,
+    ) -> Self {
         let mut started = HashSet::new();
         for c in module.computations() {
             let parts = module.fused_collectives(c);

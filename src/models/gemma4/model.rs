@@ -24,6 +24,12 @@ impl TextEncoder for Gemma4Config {
         self.layers.len()
     }
 
+    fn stacks(&self) -> Vec<usize> {
+        let of = |kind: LayerKind| self.layers.iter().filter(|layer| **layer == kind).count();
+        let kinds = [LayerKind::SlidingAttention, LayerKind::FullAttention].map(of);
+        [self.layers()].into_iter().chain(kinds.into_iter().filter(|n| *n > 0 && *n < self.layers())).collect()
+    }
+
     fn tokenizer(&self, official: bool) -> &'static TokenizerRules {
         if official { &OFFICIAL } else { &DIFFUSERS }
     }

@@ -12,7 +12,7 @@ use crate::models::gemma3::Gemma3Config;
 use crate::models::testing::{self, assert_refused, changed, elements, tensors_once};
 use crate::models::text_encoder::TextEncoder;
 use crate::models::tokenizer::BosRule;
-use crate::nn::{Build, Heads, Lowering};
+use crate::nn::{Axis, Build, Heads, Lowering};
 
 fn fixture(model: &str) -> Json {
     let file = format!("{}/tests/fixtures/models/{model}/text_encoder/config.json", env!("CARGO_MANIFEST_DIR"));
@@ -205,4 +205,19 @@ fn a_projection_for_another_model_is_refused() {
     text.layers.truncate(34);
     let error = program(&text, Some(&connectors), 1, 128, &Build::new(DType::F32)).expect_err("49 states expected");
     assert!(error.to_string().contains("35 hidden states of width 3840"), "{error}");
+}
+
+/// Lengths of stacks: of all layers, and of those of a kind.
+#[test]
+fn the_stacks_are_of_all_layers_and_of_each_kind() {
+    let lengths = |config: &Gemma4Config| {
+        let network = program(config, None, 1, 128, &Build::new(DType::BF16)).expect("builds");
+        let stacks = network.params.iter().filter(|p| p.axes.first() == Some(&Axis::Layers));
+        stacks.map(|p| p.ty.dims[0]).collect::<BTreeSet<_>>()
+    };
+    let whole = published().0;
+    assert_eq!(whole.stacks(), [48, 40, 8]);
+    assert_eq!(lengths(&whole), BTreeSet::from([48, 40, 8]));
+    let uniform = read(json!({"num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 4}));
+    assert_eq!(uniform.stacks(), [1]);
 }

@@ -212,7 +212,7 @@ impl Clock<'_> {
         };
         let read = executable.compiled().optimized_program().ok();
         let read = read.and_then(|o| Module::decode(&o.format, &o.bytes).ok());
-        let Some(read) = read.map(|m| report(&m, &executable.mesh().axes, 0, None)) else {
+        let Some(read) = read.map(|m| report(&m, &executable.mesh().axes, &[], None)) else {
             tracing::warn!("{name}: left out: the plugin does not show its program");
             return Ok(None);
         };

@@ -378,6 +378,55 @@ fn connectors_and_loras_of_another_generation_are_refused() {
     }
 }
 
+/// Neither reference refuses them: a line for each names the file and what it lacks.
+#[test]
+fn parts_that_say_no_generation_are_named() {
+    let dir = TempDir::new().expect("dir");
+    let model = dir.path().join("model");
+    folder(&model);
+    let connectors = |version: Value| {
+        let file = model.join("connectors/diffusion_pytorch_model.safetensors");
+        put(file, safetensors(&[("video_text_proj_in.weight", "BF16", &[8, 8])], version));
+    };
+    connectors(Value::Null);
+    let lines = || open(&model).expect("opens").unverified().expect("readable");
+    let said = lines();
+    let has = |line: &str, words: [&str; 3]| assert!(words.iter().all(|word| line.contains(word)), "{line}");
+    assert_eq!(said.len(), 2, "{said:?}");
+    has(&said[0], ["text_encoder/config.json: a text encoder without `gemma_version`", "LTX-2.5's cannot", "noise"]);
+    has(
+        &said[1],
+        ["diffusion_pytorch_model.safetensors: connectors without `model_version`", "LTX-2.5's cannot", "noise"],
+    );
+    connectors(json!({"model_version": "2.5.0"}));
+    assert_eq!(lines(), said[..1]);
+    let own = json!({"model_type": "gemma4_unified", "gemma_version": OWN});
+    put(model.join("text_encoder/config.json"), own.to_string());
+    assert_eq!(lines(), [""; 0]);
+    // Split files say all of it.
+    let whole = open(&split(&dir.path().join("files"))).expect("opens");
+    assert_eq!(whole.unverified().expect("readable"), [""; 0]);
+
+    let lora = |version: Value| {
+        let pair: [(&str, &str, &[usize]); 2] = [
+            ("transformer.proj_in.lora_A.weight", "BF16", &[1, 2]),
+            ("transformer.proj_in.lora_B.weight", "BF16", &[4, 1]),
+        ];
+        let file = put(dir.path().join("lora.safetensors"), safetensors(&pair, version));
+        LoraFile::open(file.to_str().expect("utf-8")).expect("a LoRA")
+    };
+    let source = open(&model).expect("opens");
+    let line = lora(Value::Null).unverified(&source).expect("a warning");
+    has(&line, ["lora.safetensors: a LoRA without `model_version`", "LTX-2.5's cannot", "noise"]);
+    assert_eq!(lora(json!({"model_version": "2.5.0"})).unverified(&source), None);
+    // An older model has shapes of its own or says nothing of this.
+    let keys = json!({"use_prompt_embeddings": false, "cross_attn_mod": true});
+    put(model.join("transformer/config.json"), keys.to_string());
+    put(model.join("text_encoder/config.json"), json!({"model_type": "gemma3"}).to_string());
+    let older = open(&model).expect("opens");
+    assert_eq!((older.unverified().expect("readable"), lora(Value::Null).unverified(&older)), (Vec::new(), None));
+}
+
 #[test]
 fn quantised_repacks_are_named() {
     let dir = TempDir::new().expect("dir");

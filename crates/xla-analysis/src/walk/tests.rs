@@ -55,7 +55,7 @@ fn a_collective_that_is_spread_over_fusions_counts_once() {
         fusion(5, 1, 4),
     ];
     let module = module(vec![start, beside, end, alone, computation(9, entry)]);
-    let found = report(&module, &mesh(), 1, None).collectives;
+    let found = report(&module, &mesh(), &[1], None).collectives;
     let each: Vec<_> = found.iter().map(|c| (c.kind, c.bytes, c.asynchronous)).collect();
     let bytes = (WHOLE[0] * WHOLE[1] * 2) as f64;
     assert_eq!(each, [(CollectiveKind::AllGather, bytes, true), (CollectiveKind::AllGather, bytes, false)]);
@@ -82,7 +82,7 @@ fn a_collective_of_a_sparse_core_counts_as_what_it_calls() {
         calls(instruction(6, "custom-call", &[1], &WHOLE), 1),
     ];
     let module = module(vec![gather, wrapped, computation(9, entry)]);
-    let found = report(&module, &mesh(), 1, None).collectives;
+    let found = report(&module, &mesh(), &[1], None).collectives;
     let each: Vec<_> = found.iter().map(|c| (c.kind, c.bytes, c.asynchronous, c.overlapped)).collect();
     let bytes = (WHOLE[0] * WHOLE[1] * 2) as f64;
     let kind = CollectiveKind::AllGather;
@@ -102,7 +102,7 @@ fn a_loop_costs_all_of_its_trips() {
         ..instruction(31, "while", &[30], &PART)
     };
     let entry = computation(3, vec![instruction(30, "parameter", &[], &PART), repeated]);
-    let report = report(&module(vec![body, condition, entry]), &mesh(), 5, None);
+    let report = report(&module(vec![body, condition, entry]), &mesh(), &[5], None);
     let product = 2.0 * 1024f64.powi(3);
     assert_eq!((report.layers, report.layer.flops, report.step.flops), (5.0, product, 5.0 * product));
 }
@@ -123,7 +123,7 @@ fn work_hides_no_more_than_its_own_time() {
             entry.push(InstructionProto { dot, ..instruction(20, "dot", &[1, 1], &PART) });
         }
         entry.extend((0..collectives).map(|n| instruction(30 + n, "all-gather-done", &[10 + n], &WHOLE)));
-        let report = report(&module(vec![computation(1, entry)]), &mesh(), 1, Some(h200));
+        let report = report(&module(vec![computation(1, entry)]), &mesh(), &[1], Some(h200));
         report.predicted.expect("a chip").step
     };
     let (collective, work) = (step(1, false), step(0, true));
