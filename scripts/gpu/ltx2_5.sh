@@ -14,12 +14,15 @@ bench() {
 	timeout "${LIMIT:-200}" "$ltx2" bench -c ltx2_5_distilled --weights random --platform cuda --runs "${RUNS:-3}" --json "$out/$name.json" "$@" ||
 		echo "$name: failed"
 }
+decoder() {
+	local width height frames
+	IFS=x read -r width height frames <<< "$1"
+	bench "decoder-$1" --width "$width" --height "$height" --num-frames "$frames" --set model.decoder=diffusion --programs diffusion-decoder
+}
 size=(--width 768 --height 512 --num-frames 121)
-bench whole "${size[@]}" --set model.decoder=diffusion
-bench conv "${size[@]}" --set model.decoder=conv --programs video-decoder
-for small in 256x256x17 512x512x25 768x512x49; do
-	IFS=x read -r width height frames <<< "$small"
-	bench "decoder-$small" --width "$width" --height "$height" --num-frames "$frames" --set model.decoder=diffusion --programs diffusion-decoder
-done
-timeout "${LIMIT:-240}" python3 "$here/peer_2_5.py" > "$out/diffusers.json" || echo "diffusers: failed"
+for one in 256x256x17 512x512x25 768x512x49 768x512x121; do decoder "$one"; done
+timeout "${PEER_LIMIT:-200}" python3 "$here/peer_2_5.py" > "$out/diffusers.json" || echo "diffusers: failed"
 cat "$out/diffusers.json"
+bench conv "${size[@]}" --set model.decoder=conv --programs video-decoder
+bench whole "${size[@]}" --set model.decoder=diffusion --programs end-to-end,text-encoder,denoise,refine,diffusion-decoder
+decoder 1920x1088x121

@@ -21,16 +21,16 @@ use crate::weights::Component;
 /// Frames where diffusers' pipeline has no head.
 const WITHOUT_HEAD: usize = 121;
 
-/// The configuration with the frames of its prompt's video; none where it has a number.
+/// The configuration with the frames of its prompt's video; itself where it has a number.
 ///
 /// # Errors
 /// Several prompts; a model without a duration head, but where diffusers' conventions hold; an image behind the last frame;
 /// what is wrong with model or device.
-pub(super) fn resolve(config: &Config, jobs: &[Job], group: Option<&Arc<Group>>) -> Result<Option<Config>> {
+pub(super) fn resolve(config: &Config, jobs: &[Job], group: Option<&Arc<Group>>) -> Result<Config> {
     if config.request.num_frames.count().is_some() {
-        return Ok(None);
+        return Ok(config.clone());
     }
-    let Some(job) = jobs.first() else { return Ok(None) };
+    let Some(job) = jobs.first() else { return Ok(config.clone()) };
     if jobs.iter().any(|other| other.prompt != job.prompt) {
         let why = "request.num_frames: auto is for one prompt: each has a duration of its own; run them one at a time, or \
                    give a number of frames";
@@ -55,7 +55,7 @@ pub(super) fn resolve(config: &Config, jobs: &[Job], group: Option<&Arc<Group>>)
             model.configs.origin().name()
         )));
     };
-    config.with_frames(count).map(Some).map_err(PipelineError::Usage)
+    config.with_frames(count).map_err(PipelineError::Usage)
 }
 
 /// Seconds of a job's video. Nothing that is not read here is opened: the request is the shortest there may be, of text
@@ -97,12 +97,13 @@ mod tests {
         config.request.images = images;
         let job = |(index, prompt): (usize, &&str)| Job { prompt: (*prompt).into(), seed: index as u64, index };
         let jobs: Vec<Job> = prompts.iter().enumerate().map(job).collect();
-        Ok(resolve(&config, &jobs, None)?.and_then(|config| config.request.num_frames.count()))
+        Ok(resolve(&config, &jobs, None)?.request.num_frames.count())
     }
 
     #[test]
     fn a_number_stays() {
-        assert!(resolve(&Config::default(), &[], None).expect("nothing to do").is_none());
+        let own = resolve(&Config::default(), &[], None).expect("nothing to do").request.num_frames;
+        assert_eq!(own.count(), Config::default().request.num_frames.count());
     }
 
     #[test]

@@ -62,8 +62,7 @@ pub fn generate(
     check_outputs(options)?;
     // An ended run may have got as far as its video.
     let again: Vec<&PathBuf> = options.outputs.iter().filter(|path| options.resume && path.exists()).collect();
-    let predicted = duration::resolve(config, &options.jobs, group)?;
-    let config = predicted.as_ref().unwrap_or(config);
+    let config = &duration::resolve(config, &options.jobs, group)?;
     let model = Model::of(config)?;
     let requests = requests(config, options, &model)?;
     let mut started = Instant::now();

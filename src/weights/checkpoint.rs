@@ -299,34 +299,6 @@ impl Checkpoint {
         Ok(Checkpoint { origin: self.origin.clone(), shards: self.shards.clone(), tensors: Arc::new(tensors) })
     }
 
-    /// The same files where the rows of a tensor, if there is one of that name, are tensors of their own: as many for each.
-    ///
-    /// # Errors
-    /// Rows that so many do not divide.
-    pub(super) fn split(mut self, name: &str, into: &[String]) -> Result<Self, WeightsError> {
-        let tensors = Arc::make_mut(&mut self.tensors);
-        let Some(whole) = tensors.remove(name) else { return Ok(self) };
-        let parts = into.len();
-        let rows = whole.shape.first().copied().unwrap_or(0);
-        if rows == 0 || !rows.is_multiple_of(parts) {
-            return Err(WeightsError::Shape {
-                path: self.shards[whole.shard].path.clone(),
-                key: whole.key.to_string(),
-                got: whole.shape.to_vec(),
-                want: [&[rows.next_multiple_of(parts).max(parts)], whole.shape.get(1..).unwrap_or(&[])].concat(),
-            });
-        }
-        let mut shape = whole.shape.to_vec();
-        shape[0] = rows / parts;
-        let bytes = (whole.range.end - whole.range.start) / parts as u64;
-        for (part, name) in (0..).zip(into) {
-            let start = whole.range.start + part * bytes;
-            let own = Entry { shape: shape.as_slice().into(), range: start..start + bytes, ..whole.clone() };
-            tensors.insert(name.clone(), own);
-        }
-        Ok(self)
-    }
-
     /// These tensors and those of `other`, under the names that they have.
     ///
     /// # Errors

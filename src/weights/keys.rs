@@ -181,11 +181,14 @@ fn diffusion(key: &str) -> String {
 ///
 /// # Errors
 /// Rows that three do not divide.
-pub(super) fn split_attention(head: Checkpoint) -> Result<Checkpoint, WeightsError> {
-    ["weight", "bias"].into_iter().try_fold(head, |head, kind| {
-        let parts = ["q", "k", "v"].map(|part| format!("attention_pooler.to_{part}.{kind}"));
-        head.split(&format!("attention_pooler.in_proj_{kind}"), &parts)
-    })
+pub(super) fn split_attention(mut head: Checkpoint) -> Result<Checkpoint, WeightsError> {
+    for kind in ["weight", "bias"] {
+        let whole = format!("attention_pooler.in_proj_{kind}");
+        if head.contains(&whole) {
+            head.split_rows(&whole, &["q", "k", "v"].map(|part| format!("attention_pooler.to_{part}.{kind}")))?;
+        }
+    }
+    Ok(head)
 }
 
 /// Whether a key of a file is of the connectors' text projections.

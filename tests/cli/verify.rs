@@ -125,16 +125,17 @@ fn errors_are_one_line() {
 /// Its folders alone are compared, in the pipelines of LTX-2.3.
 #[needs(nothing)]
 fn ltx_2_5_is_a_folder() {
+    const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/models/tiny_2_5");
     let dir = tempfile::tempdir().expect("a folder");
     let out = dir.path().join("out").to_str().expect("UTF-8").to_string();
     let list = ["--list", "--device", "cpu", "--sizes", "128x64x9", "-o", &out];
-    let (code, said, error) = verify(&[&[TINY_2_5], &list[..]].concat());
+    let (code, said, error) = verify(&[&[FOLDER], &list[..]].concat());
     assert_eq!(code, Some(0), "{error}");
     assert!(said.contains("LTX-2.5, diffusers folder"), "{said}");
     let file = dir.path().join("ltx-2.5-dev.safetensors");
     let tensors = single_file::combined_parts(TINY_2_5, &[Component::Transformer]);
     single_file::write(&file, &tensors, Some(&single_file::header_2_5()));
-    let (code, _, error) = verify(&[&[file.to_str().expect("UTF-8"), "--diffusers", TINY_2_5], &list[..]].concat());
+    let (code, _, error) = verify(&[&[file.to_str().expect("UTF-8"), "--diffusers", FOLDER], &list[..]].concat());
     let refused = error.contains("ltx-2.5-dev.safetensors: of LTX-2.5 folders") && error.contains("give the folder");
     assert_eq!((code, refused), (Some(2), true), "{error}");
 }

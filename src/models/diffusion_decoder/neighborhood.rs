@@ -141,7 +141,7 @@ pub(super) fn attention(
     // Corners come along: columns are extended where rows already are.
     let [k, v] = [k, v].map(|x| columns.extended(&rows.extended(x, shards.along(2)), shards.along(3)));
     let places = [rows.starts.len(), columns.starts.len()];
-    let space = [&rows, &columns].map(|axis| {
+    let [row_bias, column_bias] = [&rows, &columns].map(|axis| {
         let [first, slab] = axis.starts(b);
         axis.bias(b, &first, &slab)
     });
@@ -154,7 +154,7 @@ pub(super) fn attention(
         };
         let query = cut(q, &query_t, time.block, 0);
         let [key, value] = [&k, &v].map(|x| cut(x, &key_t, time.slab, 1));
-        let bias = repeated(&joint_bias(&time.bias(b, &query_t, &key_t), &space), q.dim(0));
+        let bias = repeated(&joint_bias(&time.bias(b, &query_t, &key_t), &row_bias, &column_bias), q.dim(0));
         let sequence = [Axis::Replicated; 2];
         let o = Attention { q: &query, k: &key, v: &value, bias: Some(&bias), scale, sequence }.here(p);
         let o = unbatched(&o, places, [time.block, rows.block, columns.block]);
@@ -180,7 +180,7 @@ fn unbatched(x: &Value, [n, m]: [usize; 2], [t, h, w]: [usize; 3]) -> Value {
 
 /// Biases of the axes as one of all cells, `[places, 1, queries, keys]`: of `time [1, block, slab]`, and of rows and columns
 /// `[blocks, block, slab]`.
-fn joint_bias(time: &Value, [rows, columns]: &[Value; 2]) -> Value {
+fn joint_bias(time: &Value, rows: &Value, columns: &Value) -> Value {
     let sum = [time, rows, columns].into_iter().enumerate().map(|(axis, x)| {
         let mut dims = vec![1; 8];
         (dims[2 + axis], dims[5 + axis]) = (x.dim(1), x.dim(2));

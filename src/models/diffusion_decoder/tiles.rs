@@ -92,7 +92,7 @@ pub fn features_program(c: &DiffusionDecoderConfig, shape: [usize; 4], build: &B
     Network::finish(&p, vec![latents.output(&p, "features", &made)])
 }
 
-/// A tile of `features`, of latents of `shape`, that begins at the cell `start [3]`, i32, and `noise` of [`tile_shape`] to
+/// A tile of `features`, of latents of `shape`, that begins at the cell `start [3]`, i32, and `noise` of `tile_shape` to
 /// `video [b, channels, frames, height, width]`, f32, about -1..1.
 ///
 /// # Errors
