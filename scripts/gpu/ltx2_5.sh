@@ -25,4 +25,4 @@ timeout "${PEER_LIMIT:-200}" python3 "$here/peer_2_5.py" > "$out/diffusers.json"
 cat "$out/diffusers.json"
 bench conv "${size[@]}" --set model.decoder=conv --programs video-decoder
 bench whole "${size[@]}" --set model.decoder=diffusion --programs end-to-end,text-encoder,denoise,refine,diffusion-decoder
-decoder 1920x1088x121
+decoder 1280x704x121
