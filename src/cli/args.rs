@@ -339,7 +339,6 @@ impl OutputArgs {
     }
 }
 
-/// A finite number; `nan` and `inf` are refused.
 /// A number of frames, or the word for what the model predicts.
 fn num_frames(text: &str) -> Result<Value, String> {
     match text {
@@ -348,6 +347,7 @@ fn num_frames(text: &str) -> Result<Value, String> {
     }
 }
 
+/// A finite number; `nan` and `inf` are refused.
 fn finite(text: &str) -> Result<f64, String> {
     text.parse::<f64>().ok().filter(|v| v.is_finite()).ok_or_else(|| "not a number".to_string())
 }

@@ -152,7 +152,7 @@ impl Noise {
         dtype: DType,
     ) -> Result<Vec<ArrayD<f32>>> {
         // Each row draws its own stream in order, whatever the others do.
-        let rows: Vec<Vec<ArrayD<f32>>> = match self {
+        let mut rows: Vec<Vec<ArrayD<f32>>> = match self {
             Noise::Torch(generators) => {
                 let draw = |g: &mut TorchRng, shape: &[usize]| match dtype {
                     DType::BF16 => g.normal_bf16_array(shape),
@@ -170,6 +170,9 @@ impl Noise {
                 rows
             }
         };
+        if rows.len() == 1 {
+            return Ok(rows.remove(0));
+        }
         let joined = (0..draws.len()).map(|i| {
             let views: Vec<_> = rows.iter().map(|row| row[i].view()).collect();
             ndarray::concatenate(Dim(0), &views).map_err(|e| PipelineError::Input(e.to_string()))

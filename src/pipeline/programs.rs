@@ -123,8 +123,8 @@ impl Programs {
     pub(super) fn noise(&self) -> Result<Vec<Program>> {
         let passes = [Some(&self.first), self.second.as_ref()].into_iter().flatten();
         let device = passes.filter(|request| request.noise == Noise::Device);
-        let mut all = device.map(|request| Ok(draws(&Shapes::of(&self.sizes, request)?, &self.sizes)));
-        let mut all = all.by_ref().collect::<Result<Vec<_>>>()?;
+        let of_pass = |request: &Request| Ok(draws(&Shapes::of(&self.sizes, request)?, &self.sizes));
+        let mut all = device.map(of_pass).collect::<Result<Vec<_>>>()?;
         if self.diffusion && !all.is_empty() {
             let last = Shapes::of(&self.sizes, self.second.as_ref().unwrap_or(&self.first))?;
             all.push(decoder_draws(&self.configs.diffusion_decoder()?, &last.video));

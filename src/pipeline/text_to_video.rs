@@ -21,7 +21,7 @@ use crate::av::Av;
 use crate::media::{self, Audio, Frames, Mp4Options, VideoStream};
 use crate::models::pixels::Pixels;
 use crate::models::upsampler;
-use crate::request::{RefinePass, Request, Shapes};
+use crate::request::{RefinePass, Request, Shapes, Tiling};
 use crate::runtime::Outputs;
 use crate::sampling::guidance::{Branch, branches};
 use crate::tensor::Tensor;
@@ -230,27 +230,17 @@ impl Run<'_> {
     fn decode_video(&mut self, latents: Array5<f32>, shapes: &Shapes, request: &Request) -> Result<Vec<Decoded>> {
         let asked = self.batch.asked();
         let whole = |frames: Vec<Frames>| Ok(frames.into_iter().map(Decoded::from).collect());
-        if let (Some(tiling), Some(_)) = (&request.tiling, &self.runner.model.diffusion) {
+        if let Some(tiling) = &request.tiling {
             if self.dump.is_wanted() {
                 let mut pieces = Vec::new();
-                self.decode_diffusion_tiles(latents, tiling, |piece| {
+                self.decode_tiles(latents, tiling, |piece| {
                     pieces.push(piece);
                     Ok(())
                 })?;
                 return whole(self.frames_of(tiles::joined(&pieces))?);
             }
             let mut pieces = Pieces::new(request.frame_rate, self.options.encode.as_ref());
-            self.decode_diffusion_tiles(latents, tiling, |piece| pieces.add(frames(&shown(piece, asked)?)?))?;
-            return pieces.finish();
-        }
-        if let Some(tiling) = request.tiling.as_ref() {
-            if self.dump.is_wanted() {
-                let video = tiles::decode(self.runner, &latents, tiling, &mut self.clock)?;
-                return whole(self.frames_of(video)?);
-            }
-            let mut pieces = Pieces::new(request.frame_rate, self.options.encode.as_ref());
-            let add = |piece| pieces.add(frames(&shown(piece, asked)?)?);
-            tiles::decode_pieces(self.runner, &latents, tiling, &mut self.clock, add)?;
+            self.decode_tiles(latents, tiling, |piece| pieces.add(frames(&shown(piece, asked)?)?))?;
             return pieces.finish();
         }
         let pixels = if self.dump.is_wanted() { Pixels::Values } else { Pixels::Bytes };
@@ -271,6 +261,19 @@ impl Run<'_> {
         let videos = split(fixed::<_, Ix5>(bytes)?, asked).into_iter();
         let videos: Result<_> = videos.map(|one| Ok(Frames::new(one.index_axis_move(Dim(0), 0))?)).collect();
         whole(videos?)
+    }
+
+    /// Latents to a video of -1..1 in pieces of frames, tile by tile.
+    fn decode_tiles(
+        &mut self,
+        latents: Array5<f32>,
+        tiling: &Tiling,
+        each: impl FnMut(Array5<f32>) -> Result<()>,
+    ) -> Result<()> {
+        match self.runner.model.diffusion {
+            Some(_) => self.decode_diffusion_tiles(latents, tiling, each),
+            None => tiles::decode(self.runner, &latents, tiling, &mut self.clock, each),
+        }
     }
 
     /// The noise that the videos are decoded from.

@@ -9,25 +9,13 @@ use super::tensors::fixed;
 use crate::models::pixels::Pixels;
 use crate::request::{Tile, Tiling};
 
-/// Un-normalised latents `[b, c, f, h, w]` to a video `[b, 3, frames, height, width]`, -1..1, tile by tile.
+/// Un-normalised latents `[b, c, f, h, w]` to a video `[b, 3, frames, height, width]`, -1..1, tile by tile, in pieces of
+/// frames, in their order, each as soon as no later tile reaches into it. Of the video no more is held than the frames of one
+/// tile.
 ///
 /// # Errors
-/// Errors of program or device.
-pub fn decode(runner: &mut Runner, latents: &Array5<f32>, tiling: &Tiling, clock: &mut Clock) -> Result<Array5<f32>> {
-    let mut pieces = Vec::new();
-    decode_pieces(runner, latents, tiling, clock, |piece| {
-        pieces.push(piece);
-        Ok(())
-    })?;
-    Ok(joined(&pieces))
-}
-
-/// The same in pieces of frames, in their order, each as soon as no later tile reaches into it. Of the video no more is held
-/// than the frames of one tile.
-///
-/// # Errors
-/// Those of [`decode`] and of `each`.
-pub fn decode_pieces(
+/// Errors of program or device and of `each`.
+pub fn decode(
     runner: &mut Runner,
     latents: &Array5<f32>,
     tiling: &Tiling,

@@ -118,7 +118,10 @@ impl TorchRng {
             values.truncate(count - GROUP);
             values.extend(self.normal(GROUP));
         }
-        values.into_iter().map(|v| bf16::from_f32(v).to_f32()).collect()
+        each_row(&mut values, GROUP, |_, group| group.iter_mut().for_each(round_bf16));
+        let rest = values.len() / GROUP * GROUP;
+        values[rest..].iter_mut().for_each(round_bf16);
+        values
     }
 
     /// `count` standard normal values in double precision: `torch.randn(count, dtype=torch.float64)`. To the last bits
@@ -242,10 +245,13 @@ fn sin_cos(angle: f32) -> (f32, f32) {
     (flip(sin, octant & 4 != 0), flip(cos, (octant + 2) & 4 != 0))
 }
 
+fn round_bf16(value: &mut f32) {
+    *value = bf16::from_f32(*value).to_f32();
+}
+
 /// Values in row-major order, of which `shape` has as many.
 fn in_shape(values: Vec<f32>, shape: &[usize]) -> ArrayD<f32> {
-    let mut values = values.into_iter();
-    ArrayD::from_shape_simple_fn(IxDyn(shape), || values.next().expect("a value of each element"))
+    ArrayD::from_shape_vec(IxDyn(shape), values).expect("a value of each element")
 }
 
 #[cfg(test)]

@@ -22,6 +22,16 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
+/// Settings of the smallest runs.
+const SMALL: [&str; 6] = [
+    QUICK,
+    "runtime.platform=cpu",
+    "runtime.dtype=f32",
+    "request.width=64",
+    "request.height=64",
+    "request.max_sequence_length=128",
+];
+
 /// With the published prefix and without it.
 #[needs(nothing)]
 fn a_transformer_file_is_the_one_of_its_folder() {
@@ -119,17 +129,7 @@ fn every_preset_runs() {
         ("ltx2_5_hq", "hq", "res_2s", Some(Value::Null)),
     ] {
         let out = path(&format!("{preset}.mp4"));
-        let mut set = vec![
-            &model[..],
-            &cache,
-            QUICK,
-            "runtime.platform=cpu",
-            "runtime.dtype=f32",
-            "request.width=64",
-            "request.height=64",
-            "request.num_frames=9",
-            "request.max_sequence_length=128",
-        ];
+        let mut set = [&[&model[..], &cache, "request.num_frames=9"], &SMALL[..]].concat();
         set.extend((pipeline != "distilled").then_some("sampler.steps=2"));
         set.extend(["text_to_video", "two_stage"].contains(&pipeline).then_some("guidance.stg_blocks=[1]"));
         let set = set.into_iter().flat_map(|pair| ["--set", pair]);
@@ -162,18 +162,7 @@ fn frames_are_predicted() {
     assert!(made.status.success(), "{}", text(&made.stderr));
     // Seconds are 1 at least, and the frames of a second few.
     let (model, cache) = (format!("model.path={}", path("model")), format!("runtime.compile_cache={}", path("cache")));
-    let set = [
-        &model[..],
-        &cache,
-        QUICK,
-        "runtime.platform=cpu",
-        "runtime.dtype=f32",
-        "request.width=64",
-        "request.height=64",
-        "request.frame_rate=8",
-        "request.max_sequence_length=128",
-        "sampler.steps=1",
-    ];
+    let set = [&[&model[..], &cache, "request.frame_rate=8", "sampler.steps=1"], &SMALL[..]].concat();
     let set: Vec<&str> = set.into_iter().flat_map(|pair| ["--set", pair]).collect();
     let common = ["generate", "-c", "nano_2_5", "-p", "a ball", "--num-frames", "auto"];
     let first = run(&[&common[..], &["-o", &path("first.mp4")], &set].concat());

@@ -4,10 +4,28 @@ use crate::support::{cases, cpu, needs, open, plain, relative_l2};
 use ltx2::hlo::DType;
 use ltx2::models::pixels::Pixels;
 use ltx2::pipeline::clock::Clock;
-use ltx2::pipeline::tiles::{decode, decode_pieces};
+use ltx2::pipeline::runner::Runner;
+use ltx2::pipeline::tiles::decode;
 use ltx2::request::Tiling;
 use ltx2::tensor::Tensor;
 use ndarray::{Array5, Axis};
+
+/// A video in pieces of frames.
+fn pieces(runner: &mut Runner, latents: &Array5<f32>, tiling: &Tiling) -> Vec<Array5<f32>> {
+    let mut clock = Clock::start(&runner.executor);
+    let mut pieces = Vec::new();
+    let add = |piece| {
+        pieces.push(piece);
+        Ok(())
+    };
+    decode(runner, latents, tiling, &mut clock, add).expect("decodes");
+    pieces
+}
+
+fn joined(pieces: &[Array5<f32>]) -> Array5<f32> {
+    let views: Vec<_> = pieces.iter().map(|piece| piece.view()).collect();
+    ndarray::concatenate(Axis(2), &views).expect("one size")
+}
 
 #[needs(cpu)]
 fn tiles_are_blended_as_the_reference_blends_them() {
@@ -22,31 +40,21 @@ fn tiles_are_blended_as_the_reference_blends_them() {
         frames: number("frames"),
         frame_overlap: number("frame_overlap"),
     };
-    let mut clock = Clock::start(&runner.executor);
-    let tiled = decode(&mut runner, &latents, &tiling, &mut clock).expect("decodes");
-    let distance = case.distance("video", &Tensor::from(tiled.clone()));
+    let pieces = pieces(&mut runner, &latents, &tiling);
+    let tiled = joined(&pieces);
+    let distance = case.distance("video", &Tensor::from(tiled));
     eprintln!("tiles: {distance:.1e}");
     assert!(distance <= 1e-5, "{distance:e}");
 
     // Frames come as soon as no later tile reaches into them, and no more are held than one tile has.
-    let mut clock = Clock::start(&runner.executor);
-    let mut pieces = Vec::new();
-    let add = |piece: Array5<f32>| {
-        pieces.push(piece);
-        Ok(())
-    };
-    decode_pieces(&mut runner, &latents, &tiling, &mut clock, add).expect("decodes");
     let (_, _, f, h, w) = latents.dim();
     let [time, ..] = tiling.parts([f, h, w], 32, 8);
     let longest = time.iter().map(|tile| tile.to[1] - tile.to[0]).max().expect("a tile");
     assert!(pieces.len() > 1 && pieces.iter().all(|piece| piece.dim().2 <= longest), "{}", pieces.len());
-    let views: Vec<_> = pieces.iter().map(|piece| piece.view()).collect();
-    assert_eq!(ndarray::concatenate(Axis(2), &views).expect("one size"), tiled);
 
     // One tile of everything is the whole.
     let one = Tiling { pixels: 160, overlap: 32, frames: 40, frame_overlap: 8 };
-    let mut clock = Clock::start(&runner.executor);
-    let tiled = decode(&mut runner, &latents, &one, &mut clock).expect("decodes");
+    let tiled = joined(&self::pieces(&mut runner, &latents, &one));
     let whole = runner.video_decoder(latents, Pixels::Values).expect("ready");
     let whole = whole.run(&runner.executor).expect("runs").tensor("video").expect("a video");
     assert_eq!(relative_l2(&Tensor::from(tiled), &whole), 0.0);

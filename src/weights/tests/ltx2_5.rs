@@ -72,6 +72,16 @@ fn gemma(version: Option<&str>) -> Value {
 
 const OWN: Option<&str> = Some("gemma4-12b-ltx-v1");
 
+/// A LoRA whose header has `version`.
+fn lora(folder: &Path, version: Value) -> LoraFile {
+    let pair: [(&str, &str, &[usize]); 2] = [
+        ("transformer.proj_in.lora_A.weight", "BF16", &[1, 2]),
+        ("transformer.proj_in.lora_B.weight", "BF16", &[4, 1]),
+    ];
+    let file = put(folder.join("lora.safetensors"), safetensors(&pair, version));
+    LoraFile::open(file.to_str().expect("utf-8")).expect("a LoRA")
+}
+
 /// A repository of split files, of which the transformer's is returned.
 pub(super) fn split(root: &Path) -> PathBuf {
     let write = |file: &str, tensors: &[(&str, &str, &[usize])], header: Value| {
@@ -358,14 +368,7 @@ fn connectors_and_loras_of_another_generation_are_refused() {
     let source = with_text_encoder(&split(&dir.path().join("files")), &encoder).expect("opens");
     fails(source.checkpoint(Component::Connectors), &["mixed.safetensors", "holds connectors of LTX-2.3"]);
 
-    let lora = |version: Value| {
-        let pair: [(&str, &str, &[usize]); 2] = [
-            ("transformer.proj_in.lora_A.weight", "BF16", &[1, 2]),
-            ("transformer.proj_in.lora_B.weight", "BF16", &[4, 1]),
-        ];
-        let file = put(dir.path().join("lora.safetensors"), safetensors(&pair, version));
-        LoraFile::open(file.to_str().expect("utf-8")).expect("a LoRA")
-    };
+    let lora = |version| lora(dir.path(), version);
     let marker = [("keyframes_abs_pos_embedding", "BF16", &[1, 4][..]), ("proj_in.weight", "BF16", &[4, 2])];
     put(model.join("transformer/diffusion_pytorch_model.safetensors"), safetensors(&marker, Value::Null));
     let (model, older) = (open(&model).expect("opens"), open(&older).expect("opens"));
@@ -407,14 +410,7 @@ fn parts_that_say_no_generation_are_named() {
     let whole = open(&split(&dir.path().join("files"))).expect("opens");
     assert_eq!(whole.unverified().expect("readable"), [""; 0]);
 
-    let lora = |version: Value| {
-        let pair: [(&str, &str, &[usize]); 2] = [
-            ("transformer.proj_in.lora_A.weight", "BF16", &[1, 2]),
-            ("transformer.proj_in.lora_B.weight", "BF16", &[4, 1]),
-        ];
-        let file = put(dir.path().join("lora.safetensors"), safetensors(&pair, version));
-        LoraFile::open(file.to_str().expect("utf-8")).expect("a LoRA")
-    };
+    let lora = |version| lora(dir.path(), version);
     let source = open(&model).expect("opens");
     let line = lora(Value::Null).unverified(&source).expect("a warning");
     has(&line, ["lora.safetensors: a LoRA without `model_version`", "LTX-2.5's cannot", "noise"]);
