@@ -6,6 +6,7 @@ mod plain;
 mod support;
 #[cfg(test)]
 mod tests;
+mod triton;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -13,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::hlo::{DType, Type, Value};
 
 pub use mosaic::Tpu;
+pub(crate) use triton::GridAxis;
 
 /// Scores above this many elements are never materialized at once: queries are taken in chunks.
 const LARGEST_SCORES: usize = 1 << 26;
@@ -83,6 +85,25 @@ pub fn attention(kernel: Kernel, q: &Value, k: &Value, v: &Value, bias: Option<&
             plain::chunked(q, size, &[q.ty().clone()], |part| vec![plain::attention(part, k, v, bias, scale)]).remove(0)
         }
     }
+}
+
+/// Whether attention of `q [b, frames, rows, columns, heads, dim]` within windows of such a grid has a fused kernel: on CUDA, unless
+/// cuDNN was asked for.
+pub(crate) fn has_windows(kernel: Kernel, q: &Value, axes: [GridAxis; 3]) -> bool {
+    let reason = (kernel == Kernel::Cudnn { required: false }).then(|| triton::unsupported_reason(q, axes));
+    reason.is_some_and(|reason| reason.is_none())
+}
+
+/// That kernel: `k` and `v` are extended by the axes' reach. Where the grid is sharded `firsts [2]`, i32, are this device's
+/// first row and column.
+pub(crate) fn windows(
+    q: &Value,
+    [k, v]: [&Value; 2],
+    axes: [GridAxis; 3],
+    firsts: Option<&Value>,
+    scale: f64,
+) -> Value {
+    triton::attention(q, [k, v], axes, firsts, scale)
 }
 
 /// Attention over a part of the keys, as online softmax keeps it: enough to join it with the other parts.

@@ -1,5 +1,7 @@
 //! Videos that are made together: as many as the layout splits a batch over.
 
+use std::thread::JoinHandle;
+
 use crate::request::{ModelSizes, Request, Shapes};
 use ndarray::{Array, ArrayD, Axis as Dim, RemoveAxis};
 
@@ -138,6 +140,19 @@ impl Noise {
         Ok(self.rows(executor, &decoder_draws(c, video), dtype)?.remove(0))
     }
 
+    /// The same in a thread, beside what a device does: of torch's generators, which draw nothing else after it.
+    pub(crate) fn begin_decoder(
+        &mut self,
+        c: &DiffusionDecoderConfig,
+        video: &VideoShape,
+        dtype: DType,
+    ) -> Option<JoinHandle<Result<ArrayD<f32>>>> {
+        let Noise::Torch(generators) = self else { return None };
+        let (mut generators, draws) = (std::mem::take(generators), decoder_draws(c, video));
+        let work = move || Ok(joined(drawn(&mut generators, &draws, dtype))?.remove(0));
+        Some(std::thread::spawn(work))
+    }
+
     /// The same of a tile, of `shape` but for the videos.
     pub(crate) fn draw_one(&mut self, executor: &mut Executor, shape: [usize; 4], dtype: DType) -> Result<ArrayD<f32>> {
         let [c, t, h, w] = shape;
@@ -152,15 +167,8 @@ impl Noise {
         dtype: DType,
     ) -> Result<Vec<ArrayD<f32>>> {
         // Each row draws its own stream in order, whatever the others do.
-        let mut rows: Vec<Vec<ArrayD<f32>>> = match self {
-            Noise::Torch(generators) => {
-                let draw = |g: &mut TorchRng, shape: &[usize]| match dtype {
-                    DType::BF16 => g.normal_bf16_array(shape),
-                    _ => g.normal_array(shape),
-                };
-                let each = generators.iter_mut().map(|g| draws.iter().map(|(_, shape)| draw(g, shape)).collect());
-                each.collect()
-            }
+        joined(match self {
+            Noise::Torch(generators) => drawn(generators, draws, dtype),
             Noise::Device { seeds, pass } => {
                 let program = executor.compile_program("noise", &noise::program(draws)?)?;
                 let of_row = |seed: &u64| noise::draw(executor.engine(), &program, draws, *seed, *pass);
@@ -169,16 +177,30 @@ impl Noise {
                 *pass += 1;
                 rows
             }
-        };
-        if rows.len() == 1 {
-            return Ok(rows.remove(0));
-        }
-        let joined = (0..draws.len()).map(|i| {
-            let views: Vec<_> = rows.iter().map(|row| row[i].view()).collect();
-            ndarray::concatenate(Dim(0), &views).map_err(|e| PipelineError::Input(e.to_string()))
-        });
-        joined.collect()
+        })
     }
+}
+
+/// What each of torch's generators draws.
+fn drawn(generators: &mut [TorchRng], draws: &[(&'static str, Vec<usize>)], dtype: DType) -> Vec<Vec<ArrayD<f32>>> {
+    let draw = |g: &mut TorchRng, shape: &[usize]| match dtype {
+        DType::BF16 => g.normal_bf16_array(shape),
+        _ => g.normal_array(shape),
+    };
+    generators.iter_mut().map(|g| draws.iter().map(|(_, shape)| draw(g, shape)).collect()).collect()
+}
+
+/// Rows one after the other, draw by draw; a single one is not copied.
+fn joined(mut rows: Vec<Vec<ArrayD<f32>>>) -> Result<Vec<ArrayD<f32>>> {
+    if rows.len() == 1 {
+        return Ok(rows.remove(0));
+    }
+    let draws = rows.first().map_or(0, Vec::len);
+    let joined = (0..draws).map(|i| {
+        let views: Vec<_> = rows.iter().map(|row| row[i].view()).collect();
+        ndarray::concatenate(Dim(0), &views).map_err(|e| PipelineError::Input(e.to_string()))
+    });
+    joined.collect()
 }
 
 /// The rows of an array, each `[1, …]`, the first `count`; a single one is not copied.

@@ -1,8 +1,10 @@
 //! Video with sound from a prompt and image conditions: encode, denoise, upsample, denoise, decode.
 
+use std::panic::resume_unwind;
 use std::path::Path;
+use std::thread::JoinHandle;
 
-use ndarray::{Array2, Array3, Array4, Array5, Axis as Dim, Ix3, Ix5};
+use ndarray::{Array2, Array3, Array4, Array5, ArrayD, Axis as Dim, Ix3, Ix5};
 
 use super::batch::{Batch, Dump, split};
 use super::clock::{Clock, PhaseTime};
@@ -25,6 +27,9 @@ use crate::request::{RefinePass, Request, Shapes, Tiling};
 use crate::runtime::Outputs;
 use crate::sampling::guidance::{Branch, branches};
 use crate::tensor::Tensor;
+
+/// The decoder's noise, drawn by a thread.
+type DecoderNoise = JoinHandle<Result<ArrayD<f32>>>;
 
 /// A finished video: [`write_mp4`](Generated::write_mp4) writes it, `frames.data()` has its bytes, `frames.sha256()` their
 /// hash, [`sound`](Generated::sound) the samples as [`media`] writes them.
@@ -121,6 +126,7 @@ impl Run<'_> {
         self.ends(Phase::Connectors);
 
         let mut shapes = Shapes::of(&self.runner.model.sizes, &first)?;
+        let mut decoder_noise = None;
         let mut latents = match &saved {
             Some(sound) => {
                 // Noise goes on where the first pass left it.
@@ -132,6 +138,9 @@ impl Run<'_> {
                     Some(pass) => pass,
                     None => self.begin(&first, None, FIRST)?,
                 };
+                if second.is_none() {
+                    decoder_noise = self.begin_decoder_noise(&shapes, request);
+                }
                 self.denoise(pass, &text, None)?
             }
         };
@@ -148,6 +157,7 @@ impl Run<'_> {
             self.ends(Phase::Upsampler);
             self.runner.executor.enter(2)?;
             let pass = self.begin(second, before, SECOND)?;
+            decoder_noise = self.begin_decoder_noise(&shapes, request);
             latents = self.denoise(pass, &text, Some(&sound))?;
             if !refine.keeps_audio {
                 latents.audio = sound;
@@ -159,7 +169,7 @@ impl Run<'_> {
         self.dump.keep_row("latents.audio", &audio, 1, 0);
 
         let video = self.runner.model.decoded_latents(video)?;
-        let videos = self.decode_video(video, &shapes, request)?;
+        let videos = self.decode_video(video, &shapes, request, decoder_noise)?;
         self.ends(Phase::VideoDecoder);
         let audios = split(self.decode_audio(audio)?, self.batch.asked());
         self.dump.keep_each("audio", &audios);
@@ -227,7 +237,13 @@ impl Run<'_> {
 
     /// Latents to the frames of each video asked for. Bytes leave the device, but where the values themselves are
     /// dumped.
-    fn decode_video(&mut self, latents: Array5<f32>, shapes: &Shapes, request: &Request) -> Result<Vec<Decoded>> {
+    fn decode_video(
+        &mut self,
+        latents: Array5<f32>,
+        shapes: &Shapes,
+        request: &Request,
+        noise: Option<DecoderNoise>,
+    ) -> Result<Vec<Decoded>> {
         let asked = self.batch.asked();
         let whole = |frames: Vec<Frames>| Ok(frames.into_iter().map(Decoded::from).collect());
         if let Some(tiling) = &request.tiling {
@@ -246,7 +262,7 @@ impl Run<'_> {
         let pixels = if self.dump.is_wanted() { Pixels::Values } else { Pixels::Bytes };
         let call = match self.runner.model.diffusion {
             Some(_) => {
-                let noise = self.decoder_noise(shapes)?;
+                let noise = self.decoder_noise(shapes, noise)?;
                 self.runner.diffusion_decoder(latents, noise, pixels)?
             }
             None => self.runner.video_decoder(latents, pixels)?,
@@ -276,10 +292,22 @@ impl Run<'_> {
         }
     }
 
+    /// Begins to draw the noise that the videos are decoded from, if they are decoded whole: when the last pass has its own.
+    fn begin_decoder_noise(&mut self, shapes: &Shapes, request: &Request) -> Option<DecoderNoise> {
+        let c = self.runner.model.configs.diffusion_decoder().ok()?;
+        let is_whole = self.runner.model.diffusion.is_some() && request.tiling.is_none();
+        is_whole.then(|| self.noise.begin_decoder(&c, &shapes.video, self.runner.build.dtype)).flatten()
+    }
+
     /// The noise that the videos are decoded from.
-    fn decoder_noise(&mut self, shapes: &Shapes) -> Result<Tensor> {
-        let (c, dtype) = (self.runner.model.configs.diffusion_decoder()?, self.runner.build.dtype);
-        let noise = self.noise.draw_decoder(&mut self.runner.executor, &c, &shapes.video, dtype)?;
+    fn decoder_noise(&mut self, shapes: &Shapes, begun: Option<DecoderNoise>) -> Result<Tensor> {
+        let noise = match begun {
+            Some(thread) => thread.join().unwrap_or_else(|panic| resume_unwind(panic))?,
+            None => {
+                let (c, dtype) = (self.runner.model.configs.diffusion_decoder()?, self.runner.build.dtype);
+                self.noise.draw_decoder(&mut self.runner.executor, &c, &shapes.video, dtype)?
+            }
+        };
         self.dump.keep_row("noise.decoder", &noise, 1, 0);
         Ok(noise.into())
     }

@@ -47,11 +47,19 @@ impl Mt19937 {
     }
 
     fn refill(&mut self) {
-        for i in 0..STATE {
-            let joined = (self.state[i] & 0x8000_0000) | (self.state[(i + 1) % STATE] & 0x7fff_ffff);
-            let twisted = (joined >> 1) ^ if joined & 1 == 1 { 0x9908_b0df } else { 0 };
-            self.state[i] = self.state[(i + LAG) % STATE] ^ twisted;
+        let twisted = |first: u32, second: u32, far: u32| {
+            let joined = (first & 0x8000_0000) | (second & 0x7fff_ffff);
+            far ^ (joined >> 1) ^ ((joined & 1).wrapping_neg() & 0x9908_b0df)
+        };
+        // In pieces without a modulus, so that the compiler makes them vectors.
+        let state = &mut self.state;
+        for i in 0..STATE - LAG {
+            state[i] = twisted(state[i], state[i + 1], state[i + LAG]);
         }
+        for i in STATE - LAG..STATE - 1 {
+            state[i] = twisted(state[i], state[i + 1], state[i + LAG - STATE]);
+        }
+        state[STATE - 1] = twisted(state[STATE - 1], state[0], state[LAG - 1]);
         self.next = 0;
     }
 

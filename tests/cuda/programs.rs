@@ -1,8 +1,11 @@
 //! Optimized programs of the CUDA compiler.
 
 use ltx2::analysis::{self, CollectiveKind, Instruction, Module};
+use ltx2::hlo::{DType, Mesh};
 use ltx2::models::Network;
-use ltx2::nn::{Lowering, Numerics};
+use ltx2::models::diffusion_decoder::{self, DiffusionDecoderConfig};
+use ltx2::models::pixels::Pixels;
+use ltx2::nn::{Axis, Build, ContextParallelPolicy, Layout, Lowering, Numerics, Rule};
 use ltx2::runtime::Target;
 
 use crate::support::rope::{ROPES, rope};
@@ -14,7 +17,12 @@ const BLOCKS: usize = 2;
 
 /// Compiles for one H200 that is not here.
 fn compiled(network: &Network) -> Module {
-    let target: Target = "cuda:h200:1x1x1".parse().expect("a target");
+    compiled_for(network, 1)
+}
+
+/// The same for several of one host.
+fn compiled_for(network: &Network, cards: usize) -> Module {
+    let target: Target = format!("cuda:h200:1x1x{cards}").parse().expect("a target");
     let machine = target.open().expect("a topology");
     let optimized = module(&machine, &network.program).optimized;
     Module::decode(&optimized.format, &optimized.bytes).expect("a module")
@@ -82,6 +90,29 @@ fn rope_is_one_fusion_that_rounds_where_the_order_says() {
             // Into f32 and back.
             assert_eq!((count("convert"), count("reduce-precision")), (2, rounded), "{numerics:?} {dims:?}");
         }
+    }
+}
+
+/// Windowed attention of the diffusion decoder: one kernel a block, whole and sharded, and no slab of keys beside it.
+#[needs(cuda)]
+fn windows_of_the_diffusion_decoder_are_one_kernel_a_block() {
+    let config = DiffusionDecoderConfig::from_json(&serde_json::json!({})).unwrap();
+    let depths = 4 + 6 + 4 + 2 + 8;
+    for (cards, latents) in [(1, [1, 3, 8, 12]), (2, [1, 3, 16, 12])] {
+        let rule = Rule { axis: Axis::Height, mesh_axes: vec!["context".into()], place: "rows.yml:1".into() };
+        let mesh = Mesh::new(&[("context", cards)]);
+        let layout = Layout::new(mesh, vec![rule], vec![], vec![], ContextParallelPolicy::default()).unwrap();
+        let build = Build { layout, lowering: Lowering::of("cuda", ""), ..Build::new(DType::BF16) };
+        let network = diffusion_decoder::program(&config, latents, Pixels::Values, &build).unwrap();
+        let module = compiled_for(&network, cards);
+        let all: Vec<Instruction> = module.instructions().collect();
+        assert_eq!(all.iter().filter(|i| i.target == "__gpu$xla.gpu.triton").count(), depths, "{cards}");
+        // Products of queries with their own windows, and nothing of what else their blocks see.
+        let report = analysis::report(&module, &network.program.mesh.axes, &[1], None);
+        let windows = [(4, 5 * 8 * 12, 2048, 147), (6, 5 * 16 * 24, 1024, 147), (4, 9 * 16 * 24, 512, 75)];
+        let windows = windows.into_iter().chain([(2, 17 * 32 * 48, 512, 75), (8, 17 * 64 * 96, 256, 1331)]);
+        let want: usize = windows.map(|(blocks, cells, channels, window)| 4 * blocks * cells * channels * window).sum();
+        assert_eq!(report.step.attention, want as f64, "{cards}");
     }
 }
 

@@ -8,6 +8,7 @@ mod support;
 
 mod agreement;
 mod eight_bits;
+mod windows;
 
 fn main() -> std::process::ExitCode {
     support::harness::main()

@@ -58,7 +58,7 @@ fn a_custom_call_is_text_that_the_plugin_parses() {
         backend_config: "{\"scale\": \"0.5\"}".into(),
         operand_layouts: vec![vec![1, 0]],
         result_layouts: vec![vec![0, 1]],
-        has_side_effect: false,
+        ..CustomCall::default()
     };
     let y = b.custom_call(&call, &[&x], &[Type::new(DType::F32, [2, 3])]);
     let program = b.finish(&[("y", &y[0])]).expect("builds");

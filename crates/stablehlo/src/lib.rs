@@ -13,7 +13,7 @@ mod types;
 pub use builder::{Builder, Precision, Scope, Value};
 pub use dtype::{DType, Element, F8};
 pub use error::{Error, Result};
-pub use ops::{Comparison, Conv, CustomCall};
+pub use ops::{Attribute, Comparison, Conv, CustomCall};
 pub use program::{Argument, Output, Program};
 pub use sharding::{Groups, Mesh, Sharding};
 pub use types::Type;

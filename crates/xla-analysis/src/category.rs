@@ -186,7 +186,7 @@ pub(crate) fn of_name(name: &str) -> OpCategory {
     if let Some(kind) = collective_of_name(&name) {
         return OpCategory::Collective(kind);
     }
-    if has(&["flash", "fmha", "sdpa", "attention"]) {
+    if has(&["flash", "fmha", "sdpa", "attention", "neighborhood"]) {
         return OpCategory::Attention;
     }
     if has(&["gemm", "nvjet", "cutlass", "cublas", "matmul", "convolution", "conv2d", "conv3d", "wgrad", "dgrad"])

@@ -262,8 +262,12 @@ impl<'a> Counter<'a> {
         let bytes = self.instruction_bytes(i);
         let plain = Work { bytes, ..Work::default() };
         let of = |flops: f64| Work { bytes, ..self.operations(i, flops) };
+        let attention = |flops: f64| Work { attention: flops, ..of(flops) };
         if i.custom_call_target.starts_with("__cudnn$conv") {
             return of(self.convolution_flops(i).unwrap_or(0.0));
+        }
+        if i.custom_call_target == "__gpu$xla.gpu.triton" {
+            return attention(stated_flops(&i.backend_config).unwrap_or(0.0));
         }
         let Ok(config) = serde_json::from_slice::<Value>(&i.backend_config) else { return plain };
         if let Some(stated) = config.pointer("/custom_call_config/cost_estimate") {
@@ -283,11 +287,16 @@ impl<'a> Counter<'a> {
             // Scores and weighted sum: two matmuls of [.., queries, keys] with a head's width.
             let scores: f64 = scores.as_array().into_iter().flatten().filter_map(number).product();
             let width = shape(0).and_then(|s| s.dimensions.last()).copied().unwrap_or(0);
-            let flops = 4.0 * scores * width as f64;
-            return Work { attention: flops, ..of(flops) };
+            return attention(4.0 * scores * width as f64);
         }
         plain
     }
+}
+
+/// What a kernel of our own states in the attributes of its call, which are MLIR's text: `flops = 12 : i64`.
+fn stated_flops(attributes: &[u8]) -> Option<f64> {
+    let text = std::str::from_utf8(attributes).ok()?;
+    text.split_once("flops = ")?.1.split_whitespace().next()?.parse().ok()
 }
 
 /// Numbers in these configurations are JSON numbers or text.

@@ -102,7 +102,8 @@ impl Layers {
         let modulated = |name: &str, x: &Value, [scale, shift]: [usize; 2]| {
             (norm(p, name, x) * (row(scale) + 1.0) + row(shift)).to(x.dtype())
         };
-        let x = x + affine(p, "context_proj", context, channels);
+        // In this order the CUDA compiler adds `x` where the product's sums begin.
+        let x = affine(p, "context_proj", context, channels) + x;
         let x = &x + self.attention(&p.pp("attn"), &modulated("norm1", &x, [0, 1]));
         &x + mlp(&p.pp("mlp"), &modulated("norm2", &x, [3, 4]))
     }

@@ -10,6 +10,7 @@
 use std::ops::Range;
 
 use crate::hlo::{Builder, Comparison, DType, Type, Value};
+use crate::kernels::{self, GridAxis};
 use crate::nn::{Attention, Axis, MASK_VALUE, Padding, Params, ShardedDim, SpatialShards};
 
 /// Frames, rows and columns of a block of queries: larger ones waste less of their slabs' borders, and need more memory.
@@ -134,6 +135,10 @@ pub(super) fn attention(
         b.reject("neighborhood", format!("a grid of {grid:?} cells is smaller than its windows of {kernel:?}"));
         return q.clone();
     }
+    let axes = [0, 1, 2].map(|axis| grid_axis(grid[axis], q.dim(1 + axis as isize), kernel[axis]));
+    if kernels::has_windows(p.lowering().attention, q, axes) {
+        return fused(q, [k, v], axes, scale, shards);
+    }
     let [time, rows, columns] = [0, 1, 2].map(|axis| match shards.along(1 + axis) {
         Some(dim) => Blocks::sharded(dim, q.dim(1 + axis as isize), kernel[axis], BLOCK[axis]),
         None => Blocks::new(grid[axis], kernel[axis], BLOCK[axis]),
@@ -162,6 +167,34 @@ pub(super) fn attention(
     };
     let empty = b.full(0.0, q.ty().clone());
     b.repeat(time.starts.len(), &[empty], |t, done| vec![frames(t, &done[0])]).remove(0)
+}
+
+/// One axis of a grid, of which a device has `own` cells.
+fn grid_axis(length: usize, own: usize, window: usize) -> GridAxis {
+    let axis = GridAxis { length, own, reach: 0, window };
+    if own == length { axis } else { GridAxis { reach: axis.needed_reach(), ..axis } }
+}
+
+/// The same by a fused kernel.
+fn fused(q: &Value, keys: [&Value; 2], axes: [GridAxis; 3], scale: f64, shards: &SpatialShards) -> Value {
+    let dims = [2, 3].map(|dim| shards.along(dim));
+    // Corners come along: columns are extended where rows already are.
+    let [k, v] = keys.map(|x| {
+        let along = dims.iter().zip(&axes[1..]).filter_map(|(dim, axis)| dim.zip(Some(axis)));
+        along
+            .filter(|(_, axis)| axis.reach > 0)
+            .fold(x.clone(), |x, (dim, axis)| dim.extend(&x, axis.reach, Padding::Zeros))
+    });
+    let b = q.builder();
+    let zero = || b.full(0.0, Type::new(DType::I32, [1]));
+    let first = |(dim, axis): (&Option<&ShardedDim>, &GridAxis)| {
+        dim.map_or_else(zero, |dim| dim.first(axis.own).reshape(vec![1]))
+    };
+    let firsts = dims.iter().any(Option::is_some).then(|| {
+        let firsts: Vec<Value> = dims.iter().zip(&axes[1..]).map(first).collect();
+        b.concat(&firsts.iter().collect::<Vec<_>>(), 0)
+    });
+    kernels::windows(q, [&k, &v], axes, firsts.as_ref(), scale)
 }
 
 /// Blocks of rows and columns `[b, t, n·h, m·w, heads, dim]` to `[b·n·m, t·h·w, heads, dim]`, of `places = [n, m]`.

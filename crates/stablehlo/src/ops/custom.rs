@@ -1,5 +1,7 @@
 //! Calls of kernels that XLA or a plugin brings along.
 
+use std::fmt;
+
 use crate::builder::{Builder, Value};
 use crate::types::{Type, list};
 
@@ -12,12 +14,34 @@ pub struct CustomCall {
     pub api_version: u32,
     /// The opaque configuration, usually JSON.
     pub backend_config: String,
+    /// The typed configuration of version 4, in its place.
+    pub attributes: Vec<(String, Attribute)>,
     /// Minor-to-major order of each operand; empty for the default.
     pub operand_layouts: Vec<Vec<usize>>,
     /// Minor-to-major order of each result; empty for the default.
     pub result_layouts: Vec<Vec<usize>>,
     /// Keeps the call even when its results are unused.
     pub has_side_effect: bool,
+}
+
+/// A value of a typed configuration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Attribute {
+    Text(String),
+    I32(i32),
+    I64(i64),
+    Bool(bool),
+}
+
+impl fmt::Display for Attribute {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Attribute::Text(text) => write!(f, "\"{}\"", escape(text)),
+            Attribute::I32(value) => write!(f, "{value} : i32"),
+            Attribute::I64(value) => write!(f, "{value} : i64"),
+            Attribute::Bool(value) => write!(f, "{value}"),
+        }
+    }
 }
 
 impl Builder {
@@ -31,7 +55,13 @@ impl Builder {
         };
         let mut attributes = vec![
             format!("api_version = {} : i32", call.api_version.max(1)),
-            format!("backend_config = \"{}\"", escape(&call.backend_config)),
+            match call.attributes.is_empty() {
+                true => format!("backend_config = \"{}\"", escape(&call.backend_config)),
+                false => {
+                    let pairs = call.attributes.iter().map(|(key, value)| format!("{key} = {value}"));
+                    format!("backend_config = {{{}}}", list(pairs))
+                }
+            },
             format!("call_target_name = \"{}\"", escape(&call.target)),
         ];
         if call.has_side_effect {

@@ -12,5 +12,5 @@ mod shape;
 mod sharding;
 
 pub use conv::Conv;
-pub use custom::CustomCall;
+pub use custom::{Attribute, CustomCall};
 pub use elementwise::Comparison;

@@ -1,0 +1,113 @@
+//! Windowed attention of the diffusion decoder by its fused kernel: as near to f32 as XLA's operations are in bf16.
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use ltx2::hlo::{DType, Mesh};
+use ltx2::kernels::Kernel;
+use ltx2::models::diffusion_decoder::{DiffusionDecoderConfig, noise_shape, program};
+use ltx2::models::pixels::Pixels;
+use ltx2::nn::{Axis, Build, ContextParallelPolicy, Layout, Lowering, Rule};
+use ltx2::pipeline::executor::{Executor, Inputs};
+use ltx2::pjrt::discover::{self, Platform};
+use ltx2::pjrt::{Client, ClientOptions, CudaOptions, Plugin};
+use ltx2::runtime::Engine;
+use ltx2::sampling::TorchRng;
+use ltx2::tensor::Tensor;
+use ltx2::weights::{ModelSource, Overrides};
+
+use crate::support::drawn::write_decoder;
+use crate::support::{needs, quick, relative_l2};
+
+/// The published windows and strides, narrow; heads of 16.
+const PUBLISHED: &str = r#"{"_class_name": "LTX2VideoDiffusionDecoderModel", "latent_channels": 8, "decoder_head_dim": 16,
+    "decoder_stage_channels": [128, 64, 32, 32, 16], "decoder_stage_depths": [1, 1, 1, 1, 2], "decoder_t_emb_dim": 16}"#;
+
+/// Latents whose grids hold their windows just so, and others that no block divides.
+const LATENTS: [[usize; 4]; 2] = [[1, 3, 7, 7], [2, 4, 9, 13]];
+
+/// The same where rows or columns are in two parts; of the second the last part is padded.
+const IN_PARTS: [[usize; 4]; 2] = [[1, 3, 14, 14], [2, 4, 18, 13]];
+
+const FUSED: Kernel = Kernel::Cudnn { required: false };
+
+/// The first of this machine's GPUs.
+fn gpus(count: usize) -> Client {
+    let search = discover::find(Platform::Cuda, None);
+    let plugin = Plugin::load(&search.found.first().expect("a plugin").path).expect("loads");
+    let visible_devices = Some((0..count as i64).collect());
+    let options = CudaOptions { preallocate: Some(false), visible_devices, ..CudaOptions::default() };
+    Client::new(&plugin, &ClientOptions::Cuda(options)).expect("a client")
+}
+
+/// A decoder with its inputs.
+struct Decoder {
+    config: DiffusionDecoderConfig,
+    latents: [usize; 4],
+    source: Arc<ModelSource>,
+    inputs: [(String, Tensor); 2],
+}
+
+impl Decoder {
+    fn new(latents: [usize; 4], dir: &Path) -> Self {
+        let config = DiffusionDecoderConfig::from_json(&serde_json::from_str(PUBLISHED).unwrap()).unwrap();
+        let [b, f, h, w] = latents;
+        let (from, model) = (dir.join("windows"), dir.join("model"));
+        fs::create_dir_all(from.join("diffusion_decoder")).unwrap();
+        fs::create_dir(&model).unwrap();
+        fs::write(from.join("diffusion_decoder/config.json"), PUBLISHED).unwrap();
+        let network = program(&config, latents, Pixels::Values, &Build::new(DType::F32)).expect("builds");
+        write_decoder(&from, &network, &[("latents_mean", &[0.0; 8]), ("latents_std", &[1.0; 8])], &model);
+        let source = Arc::new(ModelSource::open(model.to_str().unwrap(), &Overrides::default()).expect("opens"));
+        let mut rng = TorchRng::new(7);
+        let inputs = [("latents", vec![b, 8, f, h, w]), ("noise", noise_shape(&config, latents).to_vec())]
+            .map(|(name, shape)| (name.to_string(), Tensor::F32(rng.normal_array(&shape))));
+        Decoder { config, latents, source, inputs }
+    }
+
+    fn video(&self, client: &Client, dtype: DType, attention: Kernel, layout: Layout) -> Tensor {
+        let build = Build { layout, lowering: Lowering { attention, ..Lowering::of("cuda", "") }, ..Build::new(dtype) };
+        let network = program(&self.config, self.latents, Pixels::Values, &build).expect("builds");
+        let calls = network.program.text.matches("__gpu$xla.gpu.triton").count();
+        assert_eq!(calls, if attention == FUSED && dtype == DType::BF16 { 6 } else { 0 }, "{attention:?}");
+        let mut executor = Executor::new(Engine::new(client.clone(), quick()), self.source.clone());
+        let prepared = executor.prepare("diffusion_decoder", &network).expect("prepares");
+        let inputs = executor.give_all(&prepared, Inputs::default(), self.inputs.clone()).expect("uploads");
+        executor.run(&prepared, &inputs).expect("runs").tensor("video").expect("a result")
+    }
+}
+
+/// One device, or blocks of rows and columns over several.
+fn blocks(rows: usize, columns: usize) -> Layout {
+    let rule = |axis, mesh_axis: &str| Rule { axis, mesh_axes: vec![mesh_axis.into()], place: "blocks.yml:1".into() };
+    let rules = vec![rule(Axis::Height, "context"), rule(Axis::Width, "cfg")];
+    let mesh = Mesh::new(&[("cfg", columns), ("context", rows)]);
+    Layout::new(mesh, rules, vec![], vec![], ContextParallelPolicy::default()).expect("valid")
+}
+
+fn agree(count: usize, sizes: [[usize; 4]; 2], layouts: &[(usize, usize)]) {
+    let (one, all) = (gpus(1), gpus(count));
+    for latents in sizes {
+        let dir = tempfile::tempdir().expect("a folder");
+        let decoder = Decoder::new(latents, dir.path());
+        let video = |dtype, kernel| decoder.video(&one, dtype, kernel, Layout::default());
+        let wide = video(DType::F32, Kernel::Plain);
+        let plain = relative_l2(&video(DType::BF16, Kernel::Plain), &wide);
+        for &(rows, columns) in layouts {
+            let fused = relative_l2(&decoder.video(&all, DType::BF16, FUSED, blocks(rows, columns)), &wide);
+            eprintln!("{latents:?} on {rows} x {columns}: {fused:.5} from f32, XLA's operations {plain:.5}");
+            assert!(fused <= 1.1 * plain, "{latents:?} on {rows} x {columns}: {fused} of {plain}");
+        }
+    }
+}
+
+#[needs(gpu)]
+fn the_fused_kernel_is_as_near_to_f32() {
+    agree(1, LATENTS, &[(1, 1)]);
+}
+
+#[needs(gpus)]
+fn rows_or_columns_over_two_gpus_are_as_near() {
+    agree(2, IN_PARTS, &[(2, 1), (1, 2)]);
+}
