@@ -1,6 +1,7 @@
 //! Requests, their passes, conditions and latent sizes, resolved from a configuration. No device, no
 //! files.
 
+mod canvas;
 mod condition;
 mod diffusion_tiles;
 mod error;
@@ -11,6 +12,7 @@ mod sizes;
 mod tests;
 mod tiling;
 
+pub use canvas::{Canvas, KeyframeSource, TemporalTile};
 pub use condition::{Condition, Content, Placement, Span};
 pub(crate) use condition::{conditions, noise_levels};
 pub(crate) use diffusion_tiles::Blend;
