@@ -2,16 +2,17 @@
 
 use std::path::Path;
 
-use ndarray::{Array2, Array3, Array4, Array5, Axis as Dim, Ix3, Ix5};
+use ndarray::{Array2, Array3, Array4, Array5, Axis as Dim, Ix3, Ix5, Slice};
 
 use super::batch::{Batch, Dump, split};
 use super::clock::{Clock, PhaseTime};
-use super::denoising::{FIRST, SECOND};
+use super::denoising::{Before, Denoised, FIRST, SECOND};
 use super::error::{PipelineError, Result};
 use super::options::RunOptions;
 use super::packing::unpack;
 use super::phase::{Phase, Watch};
 use super::pieces::{Decoded, Pieces};
+use super::program_table::ProgramKind;
 use super::prompts::tokens;
 use super::run::Run;
 use super::runner::Runner;
@@ -121,11 +122,12 @@ impl Run<'_> {
         self.ends(Phase::Connectors);
 
         let mut shapes = Shapes::of(&self.runner.model.sizes, &first)?;
-        let mut latents = match &saved {
+        let mut made = match &saved {
             Some(sound) => {
                 // Noise goes on where the first pass left it.
                 self.noise.draw(&mut self.runner.executor, &shapes, &self.runner.model.sizes)?;
-                Av { video: Array3::default((0, 0, 0)), audio: sound.clone() }
+                let video = Array3::default((0, 0, 0));
+                Denoised { tokens: Av { video: video.clone(), audio: sound.clone() }, generated: video }
             }
             None => {
                 let pass = match early {
@@ -139,29 +141,58 @@ impl Run<'_> {
 
         if let (Some(second), Some(refine)) = (&second, &request.refine) {
             let to = Shapes::of(&self.runner.model.sizes, second)?;
-            let sound = latents.audio.clone();
+            let sound = made.tokens.audio.clone();
             let before = match saved {
                 Some(_) => None,
-                None => Some(Av { video: self.upsample(&shapes, &to, latents, refine)?, audio: sound.clone() }),
+                None => Some(self.upsample(&shapes, &to, made, refine, request.dfr.is_some())?),
             };
             shapes = to;
             self.ends(Phase::Upsampler);
             self.runner.executor.enter(2)?;
             let pass = self.begin(second, before, SECOND)?;
-            latents = self.denoise(pass, &text, Some(&sound))?;
+            made = self.denoise(pass, &text, Some(&sound))?;
             if !refine.keeps_audio {
-                latents.audio = sound;
+                made.tokens.audio = sound;
             }
             self.ends(Phase::Refine);
         }
-        let (video, audio) = unpack(&self.runner.model, &shapes, self.batch.size(), latents)?;
+        if let (Some(second), Some(dfr)) = (&second, &request.dfr) {
+            for (name, tokens) in
+                [("stage_2.latents.video", &made.tokens.video), ("stage_2.keyframes", &made.generated)]
+            {
+                let latents = self.unpacked(tokens, shapes.video)?;
+                self.keep_latents(name, &latents)?;
+            }
+            if dfr.temporal_rounds > 0 {
+                self.runner.executor.enter(1)?;
+                let audio = made.tokens.audio.clone();
+                let video = self.rounds(dfr, second, shapes.video, made, &text)?;
+                shapes.video.frames = video.dim().1 / shapes.frame_tokens();
+                made = Denoised { tokens: Av { video, audio }, generated: Array3::default((0, 0, 0)) };
+                self.ends(Phase::Round);
+            }
+        }
+        let (mut video, audio) = unpack(&self.runner.model, &shapes, self.batch.size(), made.tokens)?;
+        if request.dfr.is_some() {
+            // The canvas' end is padding.
+            shapes.video.frames =
+                (request.output_frames() - 1) / self.runner.model.sizes.video_grid.temporal_compression + 1;
+            video = video.slice_axis(Dim(2), Slice::from(..shapes.video.frames)).to_owned();
+        }
         self.dump.keep_row("latents.video", &video, 1, 0);
         self.dump.keep_row("latents.audio", &audio, 1, 0);
 
         let video = self.runner.model.decoded_latents(video)?;
         let videos = self.decode_video(video, &shapes, request)?;
         self.ends(Phase::VideoDecoder);
-        let audios = split(self.decode_audio(audio)?, self.batch.asked());
+        let mut audio = self.decode_audio(audio)?;
+        if request.dfr.is_some() {
+            // Sound of the padding, too.
+            let seconds = request.output_frames() as f64 / request.output_rate();
+            let samples = (seconds * self.runner.model.sample_rate as f64).round_ties_even() as usize;
+            audio = audio.slice_axis(Dim(2), Slice::from(..samples.min(audio.dim().2))).to_owned();
+        }
+        let audios = split(audio, self.batch.asked());
         self.dump.keep_each("audio", &audios);
         self.ends(Phase::AudioDecoder);
 
@@ -172,7 +203,7 @@ impl Run<'_> {
             stream: video.stream,
             audio: audio.index_axis_move(Dim(0), 0),
             sample_rate: self.runner.model.sample_rate,
-            frame_rate: request.frame_rate,
+            frame_rate: request.output_rate(),
             timings: timings.clone(),
             steps: first.sigmas.len() - 1,
             batch: self.batch.asked(),
@@ -200,19 +231,23 @@ impl Run<'_> {
         Ok(embeds)
     }
 
-    /// The first pass' tokens to normalised video tokens of the second's size.
+    /// The first pass' tokens as the second starts from them, at its size; with `keyframes` those it generated, too.
     fn upsample(
         &mut self,
         from: &Shapes,
         to: &Shapes,
-        latents: Av<Array3<f32>>,
+        made: Denoised,
         refine: &RefinePass,
-    ) -> Result<Array3<f32>> {
-        let (video, audio) = unpack(&self.runner.model, from, self.batch.size(), latents)?;
+        keyframes: bool,
+    ) -> Result<Before> {
+        let sound = made.tokens.audio.clone();
+        let generated = if keyframes { Some(self.upsample_keyframes(from, to, &made.generated)?) } else { None };
+        let (video, audio) = unpack(&self.runner.model, from, self.batch.size(), made.tokens)?;
         self.dump.keep_row("stage_1.latents.video", &video, 1, 0);
         self.dump.keep_row("stage_1.latents.audio", &audio, 1, 0);
         let size = [to.video.frames, to.video.height, to.video.width];
-        let upsampled = self.runner.upsampler(video.clone(), size)?.run(&self.runner.executor)?;
+        let upsampled =
+            self.runner.upsampler(ProgramKind::Upsampler, video.clone(), size)?.run(&self.runner.executor)?;
         let mut upsampled: Array5<f32> = fixed(upsampled.tensor("latents")?.into_f32())?;
         if refine.adain != 0.0 {
             upsampled = upsampler::adain(upsampled.view(), video.view(), refine.adain);
@@ -222,7 +257,22 @@ impl Run<'_> {
         }
         let model = &self.runner.model;
         model.statistics.video.normalize(&mut upsampled, 1)?;
-        Ok(model.sizes.video_grid.pack(upsampled.view())?)
+        let video = model.sizes.video_grid.pack(upsampled.view())?;
+        Ok(Before { tokens: Av { video, audio: sound }, generated, carried: None })
+    }
+
+    /// Normalised tokens of keyframes to those of the second pass' size.
+    fn upsample_keyframes(&mut self, from: &Shapes, to: &Shapes, tokens: &Array3<f32>) -> Result<Array3<f32>> {
+        let mut latents = self.unpacked(tokens, from.video)?;
+        self.keep_latents("stage_1.keyframes", &latents)?;
+        self.runner.model.statistics.video.denormalize(&mut latents, 1)?;
+        let size = [latents.dim().2, to.video.height, to.video.width];
+        let upsampled =
+            self.runner.upsampler(ProgramKind::KeyframeUpsampler, latents, size)?.run(&self.runner.executor)?;
+        let mut latents: Array5<f32> = fixed(upsampled.tensor("latents")?.into_f32())?;
+        let model = &self.runner.model;
+        model.statistics.video.normalize(&mut latents, 1)?;
+        Ok(model.sizes.video_grid.pack(latents.view())?)
     }
 
     /// Latents to the frames of each video asked for. Bytes leave the device, but where the values themselves are
@@ -239,7 +289,7 @@ impl Run<'_> {
                 })?;
                 return whole(self.frames_of(tiles::joined(&pieces))?);
             }
-            let mut pieces = Pieces::new(request.frame_rate, self.options.encode.as_ref());
+            let mut pieces = Pieces::new(request.output_rate(), self.options.encode.as_ref());
             self.decode_tiles(latents, tiling, |piece| pieces.add(frames(&shown(piece, asked)?)?))?;
             return pieces.finish();
         }

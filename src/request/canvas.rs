@@ -33,6 +33,8 @@ pub struct TemporalTile {
     pub anchors: Range<usize>,
     /// Frames that it generates keyframes of: the middle of each segment.
     pub slots: Vec<usize>,
+    /// Frames that a latent frame covers.
+    compression: usize,
 }
 
 impl Canvas {
@@ -91,6 +93,7 @@ impl Canvas {
                 anchors: start.saturating_sub(1)..end,
                 slots: (start..end).map(|at| (border(at) + border(at + 1)) / 2).collect(),
                 latents,
+                compression: self.compression,
             }
         };
         (0..count).map(tile).collect()
@@ -121,6 +124,13 @@ impl TemporalTile {
     /// Number of its frames.
     pub fn num_frames(&self) -> usize {
         self.frames.end() - self.frames.start() + 1
+    }
+
+    /// Latent frames of the tile that its generated keyframes start from: the nearest ones.
+    pub fn seeds(&self) -> Vec<usize> {
+        let last = self.latents.len() - 1;
+        let nearest = |frame: &usize| self.local(*frame) as f64 / self.compression as f64;
+        self.slots.iter().map(|frame| (nearest(frame).round_ties_even() as usize).min(last)).collect()
     }
 
     /// A frame of the canvas as one of the tile.
@@ -173,7 +183,7 @@ mod tests {
         let short = |t: &TemporalTile| (t.latents.clone(), t.dropped, t.frames.clone(), t.slots.clone());
         let want = [(0..19, 0, 0..=144, vec![24, 72, 120]), (12..31, 7, 96..=240, vec![120, 168, 216])];
         assert_eq!(tiles.iter().map(short).collect::<Vec<_>>(), want);
-        assert_eq!((tiles[1].num_frames(), tiles[1].local(120)), (145, 24));
+        assert_eq!((tiles[1].num_frames(), tiles[1].local(120), tiles[1].seeds()), (145, 24, vec![3, 9, 15]));
 
         let (carry, sources) = first.carried(&tiles);
         assert_eq!(carry.keyframes, [24, 48, 72, 96, 120, 144, 168, 192, 216, 240]);
