@@ -200,7 +200,8 @@ fn frames_are_predicted() {
 fn what_dfr_cannot_do_is_refused() {
     let refused = |arguments: &[&str], code: i32, words: &[&str]| {
         let common = ["generate", "-p", "a ball", "--set", "runtime.platform=cpu", "--set", "request.num_frames=25"];
-        let small = ["--set", "request.width=64", "--set", "request.height=64", "--set", "request.max_sequence_length=64"];
+        let small =
+            ["--set", "request.width=64", "--set", "request.height=64", "--set", "request.max_sequence_length=64"];
         let out = support::ltx2().args(common).args(small).args(arguments).output().expect("the binary runs");
         let said = text(&out.stderr);
         let errors: Vec<&str> = said.lines().filter(|line| line.starts_with("error: ")).collect();
