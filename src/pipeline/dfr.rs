@@ -7,6 +7,7 @@ use ndarray::{Array3, Array5, ArrayView5, Axis as Dim, s};
 
 use super::denoising::{Before, Denoised, Names};
 use super::error::{PipelineError, Result};
+use super::phase::Phase;
 use super::run::Run;
 use super::tensors::fixed;
 use crate::av::Av;
@@ -17,12 +18,46 @@ use crate::sampling::denoise::AudioRole;
 use crate::sampling::latents::VideoShape;
 
 impl Run<'_> {
+    /// Rounds behind a request's second pass, of latents of `shapes`; then the canvas is cut to the video's frames, which `shapes`
+    /// has from here on.
+    ///
+    /// # Errors
+    /// Those of [`Run::rounds`].
+    pub(crate) fn behind_passes(
+        &mut self,
+        dfr: &Dfr,
+        request: &Request,
+        second: &Request,
+        shapes: &mut Shapes,
+        made: Denoised,
+        text: &Outputs,
+    ) -> Result<Av<Array3<f32>>> {
+        for (name, tokens) in [("stage_2.latents.video", &made.tokens.video), ("stage_2.keyframes", &made.generated)] {
+            let latents = self.unpacked(tokens, shapes.video)?;
+            self.keep_latents(name, &latents)?;
+        }
+        let frame = shapes.frame_tokens();
+        let audio = made.tokens.audio.clone();
+        let video = match dfr.temporal_rounds {
+            0 => made.tokens.video,
+            _ => {
+                self.runner.executor.enter(1)?;
+                let video = self.rounds(dfr, second, shapes.video, made, text)?;
+                self.ends(Phase::Round);
+                video
+            }
+        };
+        let compression = self.runner.model.sizes.video_grid.temporal_compression;
+        shapes.video.frames = (request.output_frames() - 1) / compression + 1;
+        Ok(Av { video: video.slice(s![.., ..shapes.video.frames * frame, ..]).to_owned(), audio })
+    }
+
     /// All rounds behind a request's second pass, of latents of `shape`: normalised video tokens of the last canvas. Sound stays
     /// what it was.
     ///
     /// # Errors
     /// What is wrong with program, parameters or device; an interrupt.
-    pub(crate) fn rounds(
+    fn rounds(
         &mut self,
         dfr: &Dfr,
         second: &Request,

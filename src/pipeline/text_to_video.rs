@@ -156,42 +156,18 @@ impl Run<'_> {
             }
             self.ends(Phase::Refine);
         }
-        if let (Some(second), Some(dfr)) = (&second, &request.dfr) {
-            for (name, tokens) in
-                [("stage_2.latents.video", &made.tokens.video), ("stage_2.keyframes", &made.generated)]
-            {
-                let latents = self.unpacked(tokens, shapes.video)?;
-                self.keep_latents(name, &latents)?;
-            }
-            if dfr.temporal_rounds > 0 {
-                self.runner.executor.enter(1)?;
-                let audio = made.tokens.audio.clone();
-                let video = self.rounds(dfr, second, shapes.video, made, &text)?;
-                shapes.video.frames = video.dim().1 / shapes.frame_tokens();
-                made = Denoised { tokens: Av { video, audio }, generated: Array3::default((0, 0, 0)) };
-                self.ends(Phase::Round);
-            }
-        }
-        let (mut video, audio) = unpack(&self.runner.model, &shapes, self.batch.size(), made.tokens)?;
-        if request.dfr.is_some() {
-            // The canvas' end is padding.
-            shapes.video.frames =
-                (request.output_frames() - 1) / self.runner.model.sizes.video_grid.temporal_compression + 1;
-            video = video.slice_axis(Dim(2), Slice::from(..shapes.video.frames)).to_owned();
-        }
+        let tokens = match (&second, &request.dfr) {
+            (Some(second), Some(dfr)) => self.behind_passes(dfr, request, second, &mut shapes, made, &text)?,
+            _ => made.tokens,
+        };
+        let (video, audio) = unpack(&self.runner.model, &shapes, self.batch.size(), tokens)?;
         self.dump.keep_row("latents.video", &video, 1, 0);
         self.dump.keep_row("latents.audio", &audio, 1, 0);
 
         let video = self.runner.model.decoded_latents(video)?;
         let videos = self.decode_video(video, &shapes, request)?;
         self.ends(Phase::VideoDecoder);
-        let mut audio = self.decode_audio(audio)?;
-        if request.dfr.is_some() {
-            // Sound of the padding, too.
-            let seconds = request.output_frames() as f64 / request.output_rate();
-            let samples = (seconds * self.runner.model.sample_rate as f64).round_ties_even() as usize;
-            audio = audio.slice_axis(Dim(2), Slice::from(..samples.min(audio.dim().2))).to_owned();
-        }
+        let audio = self.decode_audio(audio, request)?;
         let audios = split(audio, self.batch.asked());
         self.dump.keep_each("audio", &audios);
         self.ends(Phase::AudioDecoder);
@@ -213,7 +189,7 @@ impl Run<'_> {
         Ok(made.collect())
     }
 
-    fn ends(&mut self, phase: Phase) {
+    pub(super) fn ends(&mut self, phase: Phase) {
         self.clock.ends(phase, &self.runner.executor);
     }
 
@@ -341,14 +317,20 @@ impl Run<'_> {
         frames(&videos)
     }
 
-    /// Latents to samples `[b, channels, samples]`.
-    fn decode_audio(&mut self, latents: Array4<f32>) -> Result<Array3<f32>> {
+    /// Latents to samples `[b, channels, samples]`; those of a canvas as long as the video.
+    fn decode_audio(&mut self, latents: Array4<f32>, request: &Request) -> Result<Array3<f32>> {
         let decoded = self.runner.audio_decoder(latents)?.run(&self.runner.executor)?;
         let sounds = self.runner.vocoder(&decoded)?.run(&self.runner.executor)?;
         self.clock.wait(&sounds)?;
         let samples = sounds.tensor("audio")?.into_f32();
         finite(samples.iter().all(|v| v.is_finite()), "samples")?;
-        fixed::<_, Ix3>(samples)
+        let mut samples = fixed::<_, Ix3>(samples)?;
+        if request.dfr.is_some() {
+            let seconds = request.output_frames() as f64 / request.output_rate();
+            let count = (seconds * self.runner.model.sample_rate as f64).round_ties_even() as usize;
+            samples = samples.slice_axis(Dim(2), Slice::from(..count.min(samples.dim().2))).to_owned();
+        }
+        Ok(samples)
     }
 }
 

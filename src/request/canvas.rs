@@ -12,7 +12,7 @@ const SEGMENTS: [usize; 2] = [3, 4];
 /// A video's frames, padded to whole segments, with a keyframe at the end of each.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Canvas {
-    /// Frames, the padding included.
+    /// Number of frames, the padding included.
     pub frames: usize,
     /// Frames that keyframes stand for, from 0, rising: the last frame is one, frame 0 is none.
     pub keyframes: Vec<usize>,
@@ -27,7 +27,7 @@ pub struct TemporalTile {
     pub latents: Range<usize>,
     /// Latent frames at its start that the tile before has too, and keeps.
     pub dropped: usize,
-    /// Frames.
+    /// Frames of the canvas.
     pub frames: RangeInclusive<usize>,
     /// Keyframes of the round before within it, as indices of [`Canvas::keyframes`].
     pub anchors: Range<usize>,
@@ -116,7 +116,7 @@ impl Canvas {
 pub enum KeyframeSource {
     /// The keyframe of the round before, by its index.
     Before(usize),
-    /// What a tile generated, by its index among those of all tiles.
+    /// A keyframe that a tile generated, by its index among those of all tiles.
     Slot(usize),
 }
 
@@ -199,7 +199,7 @@ mod tests {
         assert_eq!(tiles, [(0..19, 0, 0..=144), (12..37, 7, 96..=288), (30..49, 7, 240..=384), (42..61, 7, 336..=480)]);
     }
 
-    /// What a tile generates at the frame of a keyframe that is there takes its place.
+    /// A generated keyframe takes the place of one that is there at its frame.
     #[test]
     fn a_slot_is_taken_before_a_keyframe_of_its_frame() {
         let canvas = canvas(25).doubled();
@@ -213,7 +213,8 @@ mod tests {
     #[test]
     fn canvases_and_tiles_are_the_reference_s() {
         type Tile = (usize, usize, usize, usize, usize, Vec<usize>, Vec<usize>);
-        let cases: Vec<(usize, usize, Vec<usize>, [Vec<Tile>; 2])> =
+        type Case = (usize, usize, Vec<usize>, [Vec<Tile>; 2]);
+        let cases: Vec<Case> =
             serde_json::from_str(include_str!("../../tests/fixtures/dfr/layout.json")).expect("the fixture parses");
         assert_eq!(cases.len(), 28);
         for (frames, padded, keyframes, rounds) in cases {

@@ -98,25 +98,27 @@ fn slices() -> impl Iterator<Item = Case> {
     CONFIGS.iter().filter_map(move |(name, _)| of_slice(name))
 }
 
+/// Presets of published models.
+const PRESETS: [&str; 14] = [
+    "ltx2",
+    "ltx2_full_guidance",
+    "ltx2_two_stage",
+    "ltx2_distilled",
+    "ltx2_hq",
+    "ltx2_3",
+    "ltx2_3_two_stage",
+    "ltx2_3_distilled",
+    "ltx2_3_hq",
+    "ltx2_5",
+    "ltx2_5_two_stage",
+    "ltx2_5_distilled",
+    "ltx2_5_hq",
+    "ltx2_5_dfr",
+];
+
 fn cases() -> Vec<Case> {
     let mut all = Vec::new();
-    let presets = [
-        "ltx2",
-        "ltx2_full_guidance",
-        "ltx2_two_stage",
-        "ltx2_distilled",
-        "ltx2_hq",
-        "ltx2_3",
-        "ltx2_3_two_stage",
-        "ltx2_3_distilled",
-        "ltx2_3_hq",
-        "ltx2_5",
-        "ltx2_5_two_stage",
-        "ltx2_5_distilled",
-        "ltx2_5_hq",
-        "ltx2_5_dfr",
-    ];
-    for preset in presets {
+    for preset in PRESETS {
         all.extend([CPU, CUDA, V5P].map(|platform| Case::new(preset, platform)));
     }
     // Whole depth.
