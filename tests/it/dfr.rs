@@ -9,8 +9,9 @@ use crate::support::{Case, case, cpu, dumped, dumping, generate, link_parts, nee
 use ltx2::config::Config;
 use ltx2::hlo::DType;
 use ltx2::models::upsampler::{UpsamplerConfig, program};
-use ltx2::pipeline::Generated;
 use ltx2::pipeline::options::RunOptions;
+use ltx2::pipeline::{Generated, Runner};
+use ltx2::request::Request;
 
 const PART: &str = "temporal_latent_upsampler";
 
@@ -51,7 +52,7 @@ fn config(case: &Case, model: &str) -> Config {
     Config::load("ltx2_5_dfr", set).expect("a configuration")
 }
 
-fn agrees(name: &str) -> Generated {
+fn agrees(name: &str) -> (Runner, Request, Generated) {
     let case = case("dfr", Path::new(&format!("tests/fixtures/cases/dfr/{name}.safetensors")));
     let folder = tempfile::tempdir().expect("a folder");
     let config = config(&case, &model(folder.path()));
@@ -69,15 +70,15 @@ fn agrees(name: &str) -> Generated {
     let scale = 2f64.powi(number("temporal_rounds") as i32);
     assert_eq!(made.frame_rate, number("frame_rate") * scale);
     assert_eq!(made.frames.data().dim().0 as f64, (number("num_frames") - 1.0) * scale + 1.0);
-    let bytes = generate(&mut runner, &request, &RunOptions::default());
-    assert_eq!(bytes.frames.data(), made.frames.data());
-    made
+    (runner, request, made)
 }
 
 /// Tiles that attend to the sound of the first pass; 48 frames a second are placed as 60.
 #[needs(cpu)]
 fn a_round_by_diffusers() {
-    agrees("diffusers");
+    let (mut runner, request, made) = agrees("diffusers");
+    let bytes = generate(&mut runner, &request, &RunOptions::default());
+    assert_eq!(bytes.frames.data(), made.frames.data());
 }
 
 /// Tiles without sound, placed at 48 frames a second.
