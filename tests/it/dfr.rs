@@ -52,10 +52,10 @@ fn config(case: &Case, model: &str) -> Config {
     Config::load("ltx2_5_dfr", set).expect("a configuration")
 }
 
-fn agrees(name: &str) -> (Runner, Request, Generated) {
+/// Runs a case and compares every tensor that it holds. `folder` is the model's.
+fn agrees(name: &str, folder: &Path) -> (Runner, Request, Generated) {
     let case = case("dfr", Path::new(&format!("tests/fixtures/cases/dfr/{name}.safetensors")));
-    let folder = tempfile::tempdir().expect("a folder");
-    let config = config(&case, &model(folder.path()));
+    let config = config(&case, &model(folder));
     let mut runner = open(&cpu(8), &config.model.path, plain(DType::F32));
     let job = config.jobs().expect("a prompt").remove(0);
     let request = runner.model.request(&config, &job).expect("a request");
@@ -76,7 +76,8 @@ fn agrees(name: &str) -> (Runner, Request, Generated) {
 /// Tiles that attend to the sound of the first pass; 48 frames a second are placed as 60.
 #[needs(cpu)]
 fn a_round_by_diffusers() {
-    let (mut runner, request, made) = agrees("diffusers");
+    let folder = tempfile::tempdir().expect("a folder");
+    let (mut runner, request, made) = agrees("diffusers", folder.path());
     let bytes = generate(&mut runner, &request, &RunOptions::default());
     assert_eq!(bytes.frames.data(), made.frames.data());
 }
@@ -84,12 +85,14 @@ fn a_round_by_diffusers() {
 /// Tiles without sound, placed at 48 frames a second.
 #[needs(cpu)]
 fn a_round_by_lightricks() {
-    agrees("official");
+    let folder = tempfile::tempdir().expect("a folder");
+    agrees("official", folder.path());
 }
 
 /// Two rounds of a video with images of some strength, the later one in every round's tile where it is by then; a canvas that is
 /// padded, and positions of all passes at 60 frames a second.
 #[needs(cpu)]
 fn two_rounds_with_images() {
-    agrees("images");
+    let folder = tempfile::tempdir().expect("a folder");
+    agrees("images", folder.path());
 }
