@@ -7,6 +7,7 @@ import shutil
 
 import cases_2_5
 import cases_decoders
+import cases_dfr
 import cases_diffusion_decoder
 import cases_gemma4
 import cases_images
@@ -50,6 +51,7 @@ def main():
         **cases_diffusion_decoder.COMPONENTS,
         **cases_pipeline.COMPONENTS,
         **cases_2_5.COMPONENTS,
+        **cases_dfr.COMPONENTS,
         **cases_tiles.COMPONENTS,
         **cases_images.COMPONENTS,
     }

@@ -123,6 +123,9 @@ pub(crate) struct RequestArgs {
     /// Frames that the first stage of `distilled` generates beside the video, to guide it (LTX-2.5)
     #[arg(long, value_name = "N")]
     pub(crate) num_generated_keyframes: Option<u64>,
+    /// Rounds of the pipeline dfr that double the frame rate, 0 to 2
+    #[arg(long, value_name = "N")]
+    pub(crate) temporal_rounds: Option<u64>,
     /// Duration in seconds; the nearest legal number of frames is taken
     #[arg(long, value_name = "S", allow_negative_numbers = true, value_parser = finite)]
     pub(crate) seconds: Option<f64>,
@@ -171,6 +174,7 @@ impl RequestArgs {
         given.flag("height", "request.height", self.height);
         given.flag("num-frames", "request.num_frames", self.num_frames.clone());
         given.flag("num-generated-keyframes", "conditioning.generated_keyframes", self.num_generated_keyframes);
+        given.flag("temporal-rounds", "dfr.temporal_rounds", self.temporal_rounds);
         given.seconds = self.seconds;
         given.flag("frame-rate", "request.frame_rate", self.frame_rate);
         given.flag("steps", "sampler.steps", self.steps);
@@ -209,6 +213,9 @@ pub(crate) struct ModelArgs {
     /// Latent upsampler of two-stage pipelines
     #[arg(long, value_name = "FILE")]
     pub(crate) upsampler: Option<String>,
+    /// Temporal latent upsampler of the pipeline dfr's rounds
+    #[arg(long, value_name = "FILE")]
+    pub(crate) temporal_upsampler: Option<String>,
     /// LoRA and its strength; may be given several times
     #[arg(long, value_name = "FILE[=S]")]
     pub(crate) lora: Vec<String>,
@@ -225,6 +232,7 @@ impl ModelArgs {
         given.flag("model", "model.path", self.model.clone());
         given.flag("text-encoder", "model.text_encoder", self.text_encoder.clone());
         given.flag("upsampler", "model.upsampler", self.upsampler.clone());
+        given.flag("temporal-upsampler", "model.temporal_upsampler", self.temporal_upsampler.clone());
         given.flag("lora", "model.loras", loras(&self.lora));
         given.flag("weights", "model.weights", self.weights.and_then(word));
         given.flag("pipeline", "pipeline", self.pipeline.and_then(word));

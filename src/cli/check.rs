@@ -11,7 +11,7 @@ use crate::pipeline::PipelineError;
 use crate::pipeline::configs::ModelConfigs;
 use crate::pipeline::model::{Component, needed_components};
 use crate::pipeline::parameters::compare;
-use crate::weights::{ModelSource, Overrides, ValidationReport};
+use crate::weights::{ModelSource, Overrides, ValidationReport, Version};
 
 /// Lists a model's components, missing and mis-shaped tensors, and what each pipeline needs, from headers alone.
 #[derive(clap::Args, Debug)]
@@ -76,7 +76,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         let upsampler = pipeline.has_two_stages().then_some(Component::LatentUpsampler);
         // Where the video VAE has no decoder of its own.
         let decoder = configs.has_video_decoder().is_ok_and(|has| !has).then_some(Component::DiffusionDecoder);
-        needed_components().chain(upsampler).chain(decoder).filter(|p| !good(*p)).map(Component::folder).collect()
+        let absent = needed_components().chain(upsampler).chain(decoder).filter(|p| !good(*p)).map(Component::folder);
+        // Only transformers of this generation mark the frames that it generates.
+        let unmarked = pipeline == Pipeline::Dfr && source.version().is_ok_and(|version| version != Version::V2_5);
+        absent.chain(unmarked.then_some("a transformer of LTX-2.5")).collect()
     };
     let pipelines = || Pipeline::value_variants().iter().map(|pipeline| (pipeline.name(), missing(*pipeline)));
     let missing = missing(Pipeline::TextToVideo);

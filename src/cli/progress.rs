@@ -70,7 +70,7 @@ impl Observer for Progress {
             }
             return ControlFlow::Break(());
         }
-        if self.quiet || !matches!(phase, Phase::Denoise | Phase::Refine) {
+        if self.quiet || !matches!(phase, Phase::Denoise | Phase::Refine | Phase::Round) {
             return ControlFlow::Continue(());
         }
         let video = which(jobs, self.videos);

@@ -120,6 +120,7 @@ fn settings(args: &Args) -> Vec<String> {
     add("--model", m.model.clone());
     add("--text-encoder", m.text_encoder.clone());
     add("--upsampler", m.upsampler.clone());
+    add("--temporal-upsampler", m.temporal_upsampler.clone());
     m.lora.iter().for_each(|l| add("--lora", Some(l.clone())));
     add("--weights", m.weights.and_then(word));
     add("--pipeline", m.pipeline.and_then(word));

@@ -63,12 +63,16 @@ fn check_request(config: &Config) -> Result<(), Fault> {
     if let Some(why) = config.pipeline.images_fault(r.images.len()) {
         return fail("pipeline", config.pipeline.name().into(), why.into());
     }
+    let rounds = config.dfr.temporal_rounds;
+    if rounds > 0 && config.pipeline != Pipeline::Dfr {
+        return fail("dfr.temporal_rounds", rounds.to_string(), "only the pipeline dfr has rounds".into());
+    }
     let slots = config.conditioning.generated_keyframes;
     if slots > 0 && config.pipeline != Pipeline::Distilled {
         return fail(
             "conditioning.generated_keyframes",
             slots.to_string(),
-            "only the pipeline distilled makes such".into(),
+            "only the pipeline distilled makes such; dfr has its own".into(),
         );
     }
     Ok(())
@@ -87,6 +91,9 @@ fn check_sampling(config: &Config) -> Result<(), Fault> {
     }
     if let Some(why) = schedule_fault(&config.two_stage.sigmas) {
         return fail("two_stage.sigmas", format!("{:?}", config.two_stage.sigmas), why);
+    }
+    if let Some(why) = schedule_fault(&config.dfr.sigmas) {
+        return fail("dfr.sigmas", format!("{:?}", config.dfr.sigmas), why);
     }
     check_sampler(config)
 }

@@ -9,7 +9,8 @@ use crate::models::presets::Preset;
 use crate::weights::HubCache;
 
 /// Keys whose text is a path or `org/name`.
-const MODELS: [&str; 7] = ["path", "text_encoder", "tokenizer", "vae", "audio_vae", "vocoder", "upsampler"];
+const MODELS: [&str; 8] =
+    ["path", "text_encoder", "tokenizer", "vae", "audio_vae", "vocoder", "upsampler", "temporal_upsampler"];
 
 /// Rewrites the paths of a file in `folder` so that they hold from the working directory.
 pub(crate) fn resolve(root: &mut Node, folder: &Path) {

@@ -23,6 +23,8 @@ pub enum Pipeline {
     Hq,
     /// Between conditioning images, in two stages.
     Keyframes,
+    /// Keyframes generated beside the video in two stages, then rounds that double its frame rate (LTX-2.5).
+    Dfr,
 }
 
 impl Pipeline {
@@ -35,16 +37,20 @@ impl Pipeline {
             Pipeline::Distilled => "distilled",
             Pipeline::Hq => "hq",
             Pipeline::Keyframes => "keyframes",
+            Pipeline::Dfr => "dfr",
         }
     }
 
     /// Whether a second stage runs at twice the size of the first.
     pub fn has_two_stages(self) -> bool {
-        matches!(self, Pipeline::TwoStage | Pipeline::Distilled | Pipeline::Hq | Pipeline::Keyframes)
+        !matches!(self, Pipeline::TextToVideo | Pipeline::ImageToVideo)
     }
+
     /// The preset of a model generation.
     pub(crate) fn preset(self, version: Version) -> &'static str {
         match (version, self) {
+            // No other generation has it: its transformers are refused by name.
+            (_, Pipeline::Dfr) => "ltx2_5_dfr",
             (Version::V2_0, Pipeline::TextToVideo | Pipeline::ImageToVideo) => "ltx2",
             (Version::V2_0, Pipeline::TwoStage | Pipeline::Keyframes) => "ltx2_two_stage",
             (Version::V2_0, Pipeline::Distilled) => "ltx2_distilled",

@@ -13,7 +13,7 @@ macro_rules! shipped {
 }
 
 /// The configurations, by name.
-pub const CONFIGS: [(&str, &str); 33] = [
+pub const CONFIGS: [(&str, &str); 34] = [
     config!("ltx2"),
     config!("ltx2_full_guidance"),
     config!("ltx2_two_stage"),
@@ -27,6 +27,7 @@ pub const CONFIGS: [(&str, &str); 33] = [
     config!("ltx2_5_two_stage"),
     config!("ltx2_5_distilled"),
     config!("ltx2_5_hq"),
+    config!("ltx2_5_dfr"),
     config!("nano"),
     config!("nano_two_stage"),
     config!("nano_2_0"),

@@ -44,6 +44,8 @@ with_defaults! {
         pub conditioning: Conditioning = Conditioning::default(),
         /// Pipelines with a second stage at full size.
         pub two_stage: TwoStage = TwoStage::default(),
+        /// The pipeline `dfr`: keyframes generated beside the video, and rounds that double its frame rate.
+        pub dfr: Dfr = Dfr::default(),
         /// From spectrogram to sound.
         pub vocoder: Vocoder = Vocoder::default(),
         /// The devices; null takes the layout's own mesh.
@@ -77,6 +79,8 @@ with_defaults! {
         pub vocoder: Option<String> = None,
         /// The latent upsampler between two stages.
         pub upsampler: Option<String> = None,
+        /// The latent upsampler of the pipeline dfr's rounds.
+        pub temporal_upsampler: Option<String> = None,
         /// The decoder of the video, of which LTX-2.5 has two.
         pub decoder: Decoder = Decoder::Auto,
         /// Weights from the files, or random numbers made on the device.
@@ -122,7 +126,7 @@ pub struct Lora {
     /// Factor of the update.
     #[serde(default = "one")]
     pub strength: f64,
-    /// The stages it holds for.
+    /// The stages it holds for; rounds of the pipeline `dfr` have those of the first.
     #[serde(default = "both_stages")]
     pub stages: Vec<u8>,
 }
@@ -378,10 +382,11 @@ with_defaults! {
         pub cross_timestep: CrossTimestep = CrossTimestep::Official,
         /// Time that an appended frame spans. Official and diffusers: one frame; `official_1_0`: a latent's eight.
         pub keyframe_span: Reference = Reference::Official,
-        /// Start of known tokens of a strength below 1 where a pass starts from latents. Official: those latents;
-        /// `official_1_0` and diffusers: the known tokens.
+        /// Start of known tokens of a strength below 1 where a pass starts from latents. Official, and in `dfr` all: those
+        /// latents; `official_1_0` and diffusers: the known tokens.
         pub noising: Reference = Reference::Official,
-        /// Whether LTX-2.5's first latent frame is marked as a single frame. Official: in every pipeline; diffusers: in none.
+        /// Whether LTX-2.5's first latent frame is marked as a single frame. Official: in every pipeline; diffusers: in `dfr`
+        /// alone.
         pub first_frame_marker: Reference = Reference::Official,
         /// Frames at equal distances that the first stage of `distilled` generates beside the video, to guide it (LTX-2.5).
         pub generated_keyframes: usize = 0,
@@ -432,6 +437,19 @@ with_defaults! {
     }
 }
 
+with_defaults! {
+    /// The pipeline `dfr`. `reference` says whose rounds: official's have no sound, diffusers' attend to the first stage's.
+    #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+    #[serde(default, deny_unknown_fields)]
+    pub struct Dfr {
+        /// Rounds behind the two stages; each doubles the frame rate.
+        #[schemars(range(min = 0, max = 2))]
+        pub temporal_rounds: usize = 0,
+        /// A round's noise levels, falling from at most 1; as much noise as the first says is put in.
+        pub sigmas: Vec<f64> = vec![0.975, 0.909375, 0.725, 0.421875, 0.0],
+    }
+}
+
 /// The stage whose sound is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
@@ -441,7 +459,7 @@ pub enum StageAudio {
     /// As Lightricks' 1.0.0: the second's.
     #[serde(rename = "official_1_0")]
     Official1,
-    /// As diffusers: the second's.
+    /// As diffusers: the second's, in `dfr` the first's.
     Diffusers,
     /// The first's.
     #[serde(rename = "stage_1")]

@@ -353,6 +353,7 @@ fn a_model_of_the_2_5_generation_brings_its_own_presets() {
             ("keyframes", "ltx2_5_two_stage", "euler"),
             ("distilled", "ltx2_5_distilled", "euler_ancestral"),
             ("hq", "ltx2_5_hq", "res_2s"),
+            ("dfr", "ltx2_5_dfr", "euler"),
         ] {
             let images = "request.images=[{path: a.png}]";
             let pairs = [format!("model.path={name}"), format!("pipeline={pipeline}"), images.to_string()];

@@ -106,6 +106,10 @@ pub(crate) fn bench(
     let request = model.request(config, job)?;
     let mut session = Session::start(config, model, group)?;
     let matmul = peak_matmul(session.runner.executor.engine(), options.runs)?;
+    if request.dfr.is_some() {
+        let why = "bench: the pipeline dfr has keyframes in every pass; `generate --perf-json` times its phases";
+        return Err(PipelineError::Usage(why.into()));
+    }
     if request.conditions.as_ref().into_iter().any(|all| !all.is_empty()) {
         return Err(PipelineError::Usage(
             "bench supports requests without image conditioning only; leave request.images empty".into(),
@@ -225,7 +229,7 @@ impl<'a> Bench<'a> {
         let noise = self.synthetic.noise(self.runner, &from)?;
         let (latents, _) = unpack(&self.runner.model, &from, self.synthetic.batch.size(), noise)?;
         let size = [to.frames, to.height, to.width];
-        let call = self.runner.upsampler(latents, size)?;
+        let call = self.runner.upsampler(kind, latents, size)?;
         self.call(kind, &call)
     }
 

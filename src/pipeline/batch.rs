@@ -2,7 +2,7 @@
 
 use std::thread::JoinHandle;
 
-use crate::request::{ModelSizes, Request, Shapes};
+use crate::request::{Draws, ModelSizes, Request, Shapes};
 use ndarray::{Array, ArrayD, Axis as Dim, RemoveAxis};
 
 use super::error::{PipelineError, Result};
@@ -76,6 +76,11 @@ impl<'a> Batch<'a> {
 /// Tensors of a pass's starting noise, one row of each: their names and shapes.
 pub(super) fn draws(shapes: &Shapes, sizes: &ModelSizes) -> Vec<(&'static str, Vec<usize>)> {
     let (v, a) = (&shapes.video, &shapes.audio);
+    if shapes.draws == Draws::Tokens {
+        let video = ("video", vec![1, shapes.tokens.video, sizes.transformer.in_channels]);
+        let audio = shapes.denoises_audio.then(|| ("audio", vec![1, a.length, a.channels * a.mel_bins]));
+        return [video].into_iter().chain(audio).collect();
+    }
     let mut draws = vec![
         ("video", vec![1, v.channels, v.frames, v.height, v.width]),
         ("audio", vec![1, a.channels, a.length, a.mel_bins]),
@@ -106,11 +111,11 @@ pub enum Noise {
 
 /// Starting noise of a pass.
 pub struct Drawn {
-    /// Unpacked, `[b, C, F, H, W]`.
+    /// Unpacked, `[b, C, F, H, W]`; drawn by tokens, `[b, n, c]`.
     pub video: ArrayD<f32>,
-    /// Unpacked, `[b, C, L, M]`.
+    /// Unpacked, `[b, C, L, M]`; drawn by tokens, `[b, m, c]`, or nothing where sound is not denoised.
     pub audio: ArrayD<f32>,
-    /// Of tokens behind the video's own, `[b, extra, c]`.
+    /// Of tokens behind the video's own, `[b, extra, c]`, where these are not drawn with it.
     pub appended: Option<ArrayD<f32>>,
 }
 
@@ -122,7 +127,8 @@ impl Noise {
     pub fn draw(&mut self, executor: &mut Executor, shapes: &Shapes, sizes: &ModelSizes) -> Result<Drawn> {
         let mut joined = self.rows(executor, &draws(shapes, sizes), DType::F32)?.into_iter();
         let mut next = || joined.next().unwrap_or_else(|| ArrayD::default(ndarray::IxDyn(&[0])));
-        Ok(Drawn { video: next(), audio: next(), appended: (shapes.appended > 0).then(next) })
+        let apart = shapes.appended > 0 && shapes.draws == Draws::Latents;
+        Ok(Drawn { video: next(), audio: next(), appended: apart.then(next) })
     }
 
     /// Noise that videos are decoded from, `[b, channels, frames, height, width]`, of the type that the decoder computes in:

@@ -91,11 +91,23 @@ impl Runner {
     }
 
     /// Un-normalised latents to `latents` of `size`, `[frames, rows, columns]`; fails where the upsampler makes another.
-    pub(crate) fn upsampler(&mut self, latents: Array5<f32>, size: [usize; 3]) -> Result<Call<'static>> {
+    /// `program` is that of a video or of keyframes.
+    pub(crate) fn upsampler(
+        &mut self,
+        program: ProgramKind,
+        latents: Array5<f32>,
+        size: [usize; 3],
+    ) -> Result<Call<'static>> {
         let (_, c, f, h, w) = latents.dim();
         self.model.configs.upsampler_between([c, f, h, w], [c, size[0], size[1], size[2]])?;
         let network = self.model.configs.upsampler_program(latents.dim().into(), &self.build)?;
-        self.call(ProgramKind::Upsampler, &network, [("latents".into(), latents.into())])
+        self.call(program, &network, [("latents".into(), latents.into())])
+    }
+
+    /// Un-normalised latents to `latents` of twice the frames but one; fails where the upsampler makes another number.
+    pub(crate) fn temporal_upsampler(&mut self, latents: Array5<f32>) -> Result<Call<'static>> {
+        let network = self.model.configs.temporal_upsampler_program(latents.dim().into(), &self.build)?;
+        self.call(ProgramKind::TemporalUpsampler, &network, [("latents".into(), latents.into())])
     }
 
     /// Step-invariant work of a pass; `text_contexts` are video's and audio's `[videos, branches, tokens, channels]`.
@@ -119,7 +131,7 @@ impl Runner {
         let network =
             self.network(program, |model, build| Ok(denoise::denoise(&model.sizes.transformer, shape, build)?))?;
         let c = &self.model.sizes.transformer;
-        let mut coords = shapes.coords(&self.model.sizes, request.frame_rate);
+        let mut coords = shapes.coords(&self.model.sizes, request.position_rate());
         let mut dtype = request.positions;
         if shapes.appended > 0 {
             // Appended ones are f32, and so is what is computed of both, from the others' rounded bounds.
@@ -127,7 +139,7 @@ impl Runner {
                 coords.video.mapv_inplace(|x| bf16::from_f32(x).to_f32());
             }
             dtype = DType::F32;
-            let behind = appended_coords(c, shapes, &request.conditions.video, request.frame_rate);
+            let behind = appended_coords(c, shapes, &request.conditions.video, request.position_rate());
             coords.video = ndarray::concatenate(ndarray::Axis(2), &[coords.video.view(), behind.view()])
                 .map_err(|e| PipelineError::Input(e.to_string()))?;
         }

@@ -9,6 +9,7 @@ use super::conditions::{ConditionTokens, StreamTokens};
 use super::error::{PipelineError, Result};
 use super::runner::Runner;
 use super::tensors::fixed;
+use crate::av::Av;
 use crate::media::{self, RoundTrip};
 use crate::request::{Condition, Content, Placement, Request, Shapes, noise_levels};
 use crate::sampling::latents::{AudioShape, pack_audio};
@@ -25,7 +26,7 @@ pub(crate) fn check(condition: &Condition) -> Result<()> {
     match &condition.content {
         Content::Image { path, .. } => Ok(media::read_image(path).map(drop)?),
         Content::AudioLatents { path } => audio_latents(path).map(drop),
-        Content::Generated => Ok(()),
+        Content::Generated | Content::Carried(_) => Ok(()),
     }
 }
 
@@ -50,18 +51,26 @@ fn within(bounds: &Array4<f32>, span: Range<f64>) -> Result<Range<usize>> {
 }
 
 impl Runner {
-    /// The conditions of a pass at its size; none without such.
+    /// The conditions of a pass at its size; none without such. `carried` are the tokens of keyframes of the pass before.
     ///
     /// # Errors
     /// A file that cannot be used; what is wrong with program or device.
-    pub(crate) fn encode_conditions(&mut self, request: &Request, shapes: &Shapes) -> Result<Option<ConditionTokens>> {
+    pub(crate) fn encode_conditions(
+        &mut self,
+        request: &Request,
+        shapes: &Shapes,
+        carried: Option<&Array3<f32>>,
+    ) -> Result<Option<ConditionTokens>> {
         if request.conditions.as_ref().into_iter().all(Vec::is_empty) {
             return Ok(None);
         }
         let levels = noise_levels(&request.conditions);
         let c = &self.model.sizes.transformer;
         let channels = c.streams().map(|s| s.in_channels);
-        let mut streams = shapes.tokens.zip(channels).map(|(n, channels)| StreamTokens::new(n, channels));
+        let videos = Av { video: carried.map_or(1, |carried| carried.dim().0), audio: 1 };
+        let streams = videos.zip(shapes.tokens.zip(channels));
+        let mut streams = streams.map(|(videos, (n, channels))| StreamTokens::new(videos, n, channels));
+        let frame = shapes.frame_tokens();
         let mut behind = shapes.own_tokens();
         let all = streams.as_mut().zip(request.conditions.as_ref());
         let times = shapes.coords(&self.model.sizes, request.frame_rate);
@@ -70,7 +79,12 @@ impl Runner {
                 let tokens = match &condition.content {
                     Content::Image { path, crf } => self.image_tokens(path, *crf, request)?,
                     Content::AudioLatents { path } => self.audio_tokens(path, &shapes.audio)?,
-                    Content::Generated => Array3::zeros((1, shapes.frame_tokens(), stream.clean.shape()[2])),
+                    Content::Generated => Array3::zeros((1, frame, stream.clean.shape()[2])),
+                    Content::Carried(at) => {
+                        let none = || PipelineError::Bug(format!("keyframe {at} is not given with the pass"));
+                        let all = carried.filter(|all| all.dim().1 >= (at + 1) * frame).ok_or_else(none)?;
+                        all.slice(s![.., at * frame..(at + 1) * frame, ..]).to_owned()
+                    }
                 };
                 let level =
                     levels.iter().position(|l| *l == condition.noise_level()).expect("a level of each condition");

@@ -4,7 +4,7 @@
 //! at the end. Each has its part of a step's noise, `1 - strength`: its own noise level, from which its clean prediction
 //! is formed and then blended with the condition (Lightricks' own semantics).
 
-use ndarray::{Array1, Array2, Array3, Array4, Axis as Dim, s};
+use ndarray::{Array1, Array2, Array3, Array4, ArrayView2, Axis as Dim, s};
 
 use crate::av::Av;
 use crate::models::transformer::TransformerConfig;
@@ -24,14 +24,19 @@ pub(crate) struct ConditionTokens {
 pub(crate) struct StreamTokens {
     /// Index of each token's noise level, `[1, n]`.
     pub(crate) level: Array2<i32>,
-    /// Clean tokens of the conditions, zero elsewhere, `[1, n, c]`.
+    /// Clean tokens of the conditions, zero elsewhere, `[b or 1, n, c]`.
     pub(crate) clean: Array3<f32>,
 }
 
 impl StreamTokens {
     /// Tokens without a condition yet.
-    pub(crate) fn new(tokens: usize, channels: usize) -> Self {
-        StreamTokens { level: Array2::zeros((1, tokens)), clean: Array3::zeros((1, tokens, channels)) }
+    pub(crate) fn new(videos: usize, tokens: usize, channels: usize) -> Self {
+        StreamTokens { level: Array2::zeros((1, tokens)), clean: Array3::zeros((videos, tokens, channels)) }
+    }
+
+    /// A token's clean values, `[b or 1, c]`.
+    fn clean_token(&self, n: usize) -> ArrayView2<'_, f32> {
+        self.clean.index_axis(Dim(1), n)
     }
 }
 
@@ -40,7 +45,7 @@ impl ConditionTokens {
     pub(crate) fn place(&self, tokens: Av<&mut Array3<f32>>) {
         for (tokens, own) in tokens.zip(self.streams.as_ref()) {
             for (n, mut column) in tokens.axis_iter_mut(Dim(1)).enumerate().filter(|(n, _)| own.level[[0, *n]] != 0) {
-                column.assign(&own.clean.slice(s![0, n, ..]));
+                column.assign(&own.clean_token(n));
             }
         }
     }
@@ -53,9 +58,7 @@ impl ConditionTokens {
                 if mask == 1.0 {
                     continue;
                 }
-                for mut row in column.axis_iter_mut(Dim(0)) {
-                    row.zip_mut_with(&own.clean.slice(s![0, n, ..]), |x, c| *x = *x * mask + c * (1.0 - mask));
-                }
+                column.zip_mut_with(&own.clean_token(n), |x, c| *x = *x * mask + c * (1.0 - mask));
             }
         }
     }
@@ -65,7 +68,7 @@ impl ConditionTokens {
         let mut inputs = vec![("levels".to_string(), Tensor::from(Array1::from(self.levels.clone())))];
         for (name, own) in Av::NAMES.zip(self.streams.as_ref()) {
             let level = vec![own.level.view(); batch];
-            let clean = vec![own.clean.view(); batch];
+            let clean = if own.clean.dim().0 == 1 { vec![own.clean.view(); batch] } else { vec![own.clean.view()] };
             let level = ndarray::concatenate(Dim(0), &level).expect("copies have one shape");
             let clean = ndarray::concatenate(Dim(0), &clean).expect("copies have one shape");
             inputs.extend([(format!("level.{name}"), level.into()), (format!("clean.{name}"), clean.into())]);

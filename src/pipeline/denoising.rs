@@ -1,9 +1,10 @@
 //! One pass of denoising: noise, or noised latents of the pass before, to the clean latents of its size.
 
+use std::borrow::Cow;
 use std::ops::Range;
 use std::rc::Rc;
 
-use ndarray::{Array3, ArrayD, Axis as Dim, Ix3, Ix4, Ix5, s};
+use ndarray::{Array3, ArrayD, Axis as Dim, Ix3, s};
 
 use super::batch::Dump;
 use super::calls::PassSpec;
@@ -20,7 +21,7 @@ use super::saved::Saved;
 use super::tensors::fixed;
 use crate::av::Av;
 use crate::failpoint;
-use crate::request::{Noising, Request, Shapes};
+use crate::request::{Draws, Noising, Request, Shapes};
 use crate::runtime::{Outputs, ShardedTensor};
 use crate::sampling::denoise::DenoiseShape;
 use crate::tensor::Tensor;
@@ -29,16 +30,59 @@ use crate::tensor::Tensor;
 pub(crate) struct Names {
     prepare: ProgramKind,
     denoise: ProgramKind,
-    dump: &'static str,
+    dump: Cow<'static, str>,
     phase: Phase,
+    /// Steps of its phase before it, and behind it.
+    around: [usize; 2],
 }
 
 /// The only pass, or the first of two.
-pub(crate) const FIRST: Names =
-    Names { prepare: ProgramKind::Prepare, denoise: ProgramKind::Denoise, dump: "", phase: Phase::Denoise };
+pub(crate) const FIRST: Names = Names {
+    prepare: ProgramKind::Prepare,
+    denoise: ProgramKind::Denoise,
+    dump: Cow::Borrowed(""),
+    phase: Phase::Denoise,
+    around: [0; 2],
+};
 /// The second pass.
-pub(crate) const SECOND: Names =
-    Names { prepare: ProgramKind::RefinePrepare, denoise: ProgramKind::Refine, dump: "stage_2.", phase: Phase::Refine };
+pub(crate) const SECOND: Names = Names {
+    prepare: ProgramKind::RefinePrepare,
+    denoise: ProgramKind::Refine,
+    dump: Cow::Borrowed("stage_2."),
+    phase: Phase::Refine,
+    around: [0; 2],
+};
+
+impl Names {
+    /// A tile of a round, with the steps of all rounds before and behind it.
+    pub(crate) fn of_tile(round: usize, tile: usize, around: [usize; 2]) -> Self {
+        Names {
+            prepare: ProgramKind::RoundPrepare,
+            denoise: ProgramKind::Round,
+            dump: format!("round_{round}.tile_{tile}.").into(),
+            phase: Phase::Round,
+            around,
+        }
+    }
+}
+
+/// Normalised tokens that a pass starts from.
+pub(crate) struct Before {
+    /// The streams' own, `[b, n, c]` and `[b, m, c]`; of sound that is not denoised, those it has.
+    pub(crate) tokens: Av<Array3<f32>>,
+    /// Of the frames that it generates, `[b, k·n, c]`, none where they start from noise alone.
+    pub(crate) generated: Option<Array3<f32>>,
+    /// Of the keyframes that it is given, `[b, k·n, c]`.
+    pub(crate) carried: Option<Array3<f32>>,
+}
+
+/// Normalised tokens that a pass ends with.
+pub(crate) struct Denoised {
+    /// The streams' own, `[b, n, c]` and `[b, m, c]`.
+    pub(crate) tokens: Av<Array3<f32>>,
+    /// Of the frames that it generated, `[b, k·n, c]`.
+    pub(crate) generated: Array3<f32>,
+}
 
 /// A pass with everything on the devices but the text.
 pub(crate) struct Pass<'a> {
@@ -52,39 +96,53 @@ pub(crate) struct Pass<'a> {
 }
 
 impl Run<'_> {
-    /// A pass from noise, or from the normalised tokens of the pass before with as much noise as its first level has.
+    /// A pass from noise, or from the tokens of the pass before with as much noise as its first level has.
     /// Noise goes on where the pass before left it.
     ///
     /// # Errors
     /// An image that cannot be used; what is wrong with program, parameters or device.
-    pub(crate) fn begin<'r>(
-        &mut self,
-        request: &'r Request,
-        before: Option<Av<Array3<f32>>>,
-        names: Names,
-    ) -> Result<Pass<'r>> {
+    pub(crate) fn begin<'r>(&mut self, request: &'r Request, before: Option<Before>, names: Names) -> Result<Pass<'r>> {
         let shapes = Shapes::of(&self.runner.model.sizes, request)?;
-        let conditions = self.runner.encode_conditions(request, &shapes)?;
+        let carried = before.as_ref().and_then(|before| before.carried.as_ref());
+        let conditions = self.runner.encode_conditions(request, &shapes, carried)?;
         let sizes = &self.runner.model.sizes;
         let shape = request.denoise_shape(sizes, &shapes, self.batch.size());
         let drawn = self.noise.draw(&mut self.runner.executor, &shapes, sizes)?;
-        let (video, audio) = (fixed::<_, Ix5>(drawn.video)?, fixed::<_, Ix4>(drawn.audio)?);
-        self.dump.keep_row(&format!("{}noise.video", names.dump), &video, 1, 0);
-        self.dump.keep_row(&format!("{}noise.audio", names.dump), &audio, 1, 0);
-        let mut start = pack(sizes, &video, &audio)?;
+        self.dump.keep_row(&format!("{}noise.video", names.dump), &drawn.video, 1, 0);
+        if shapes.denoises_audio {
+            self.dump.keep_row(&format!("{}noise.audio", names.dump), &drawn.audio, 1, 0);
+        }
+        let mut start = match (shapes.draws, shapes.denoises_audio) {
+            (Draws::Latents, _) => pack(sizes, &fixed(drawn.video)?, &fixed(drawn.audio)?)?,
+            (Draws::Tokens, true) => Av { video: fixed(drawn.video)?, audio: fixed(drawn.audio)? },
+            (Draws::Tokens, false) => Av { video: fixed(drawn.video)?, audio: Array3::zeros((0, 0, 0)) },
+        };
         if let Some(appended) = drawn.appended {
             start.video = concatenated(&start.video, &fixed(appended)?)?;
         }
-        if let Some(before) = before {
+        if let Some(Before { tokens, generated, .. }) = before {
+            if !shapes.denoises_audio {
+                start.audio.clone_from(&tokens.audio);
+            }
             let mut old = start.as_ref().map(|noise| Array3::zeros(noise.raw_dim()));
-            for (old, own) in old.as_mut().zip(before) {
+            for (old, own) in old.as_mut().zip(tokens) {
                 old.slice_mut(s![.., ..own.shape()[1], ..]).assign(&own);
+            }
+            if let Some(generated) = generated {
+                let places = shapes.generated(&request.conditions.video);
+                let frames = generated.axis_chunks_iter(Dim(1), shapes.frame_tokens());
+                places
+                    .into_iter()
+                    .zip(frames)
+                    .for_each(|(to, frame)| old.video.slice_mut(s![.., to, ..]).assign(&frame));
             }
             if let (Some(conditions), Noising::Known) = (&conditions, request.noising) {
                 conditions.place(old.as_mut());
             }
             let part = *request.sigmas.first().expect("a schedule has a level");
-            for (noise, old) in start.as_mut().zip(old) {
+            // Sound that is not denoised is what it was.
+            let starting = start.as_mut().into_iter().take(1 + usize::from(shapes.denoises_audio));
+            for (noise, old) in starting.zip(old) {
                 noise.zip_mut_with(&old, |x, old| *x = *x * part + old * (1.0 - part));
             }
         }
@@ -96,18 +154,12 @@ impl Run<'_> {
         Ok(Pass { request, shape, shapes, steps_loop, conditions, start: start.map(Tensor::from), names })
     }
 
-    /// Runs all steps on the connectors' text: normalised tokens `[b, n, c]` and `[b, m, c]`, appended ones dropped.
-    /// `sound` is kept with the steps, where such are.
+    /// Runs all steps on the connectors' text. `sound` is kept with the steps, where such are.
     ///
     /// # Errors
     /// The plugin's message; [`PipelineError::Interrupted`] when the watch says so; the stream whose latents are not
     /// finite, and the step after which.
-    pub(crate) fn denoise(
-        &mut self,
-        pass: Pass,
-        text: &Outputs,
-        sound: Option<&Array3<f32>>,
-    ) -> Result<Av<Array3<f32>>> {
+    pub(crate) fn denoise(&mut self, pass: Pass, text: &Outputs, sound: Option<&Array3<f32>>) -> Result<Denoised> {
         let text_contexts = Av::NAMES.try_map(|stream| branch_text(text, stream, &pass.shape))?;
         let conditions = pass.conditions.as_ref();
         let spec = PassSpec { request: pass.request, shape: &pass.shape, shapes: &pass.shapes, conditions };
@@ -118,11 +170,14 @@ impl Run<'_> {
         let latents = self.steps(&pass, &prepared, sound);
         self.clock.waited_since(started);
         let own = pass.shapes.own_tokens();
-        let mut latents = latents?.try_map(fixed::<f32, Ix3>)?;
-        if own < latents.video.shape()[1] {
-            latents.video = latents.video.slice(s![.., ..own, ..]).to_owned();
+        let mut tokens = latents?.try_map(fixed::<f32, Ix3>)?;
+        let places = pass.shapes.generated(&pass.request.conditions.video);
+        let frames: Vec<_> = places.into_iter().map(|at| tokens.video.slice(s![.., at, ..])).collect();
+        let generated = ndarray::concatenate(Dim(1), &frames).unwrap_or_else(|_| Array3::zeros((0, 0, 0)));
+        if own < tokens.video.shape()[1] {
+            tokens.video = tokens.video.slice(s![.., ..own, ..]).to_owned();
         }
-        Ok(latents)
+        Ok(Denoised { tokens, generated })
     }
 
     /// All evaluations, `options.chunk` steps at a time.
@@ -131,7 +186,8 @@ impl Run<'_> {
         let steps = pass.request.sigmas.len() - 1;
         let sampler = &*pass.shape.sampler;
         let total = sampler.evaluations(steps);
-        let saving = self.options.saving.as_ref();
+        // A run that ends in a round begins its rounds again.
+        let saving = self.options.saving.as_ref().filter(|_| pass.names.phase != Phase::Round);
         let every = saving.and_then(|s| s.every());
         let size = match sampler.noises() {
             0 if self.options.dump_steps => 1,
@@ -158,7 +214,8 @@ impl Run<'_> {
         keep(0, &latents)?;
         while done < total {
             let of_steps = done * steps / total;
-            let stop = (self.watch)(pass.names.phase, of_steps, steps).is_break();
+            let [behind, ahead] = pass.names.around;
+            let stop = (self.watch)(pass.names.phase, behind + of_steps, behind + steps + ahead).is_break();
             if let Some((saving, every)) = saving.zip(every)
                 && done > kept
                 && (stop || done * steps / total >= kept * steps / total + every)
@@ -193,7 +250,8 @@ impl Run<'_> {
             done = end;
             keep(done.div_ceil(size), &latents)?;
         }
-        let _ = (self.watch)(pass.names.phase, steps, steps);
+        let [behind, ahead] = pass.names.around;
+        let _ = (self.watch)(pass.names.phase, behind + steps, behind + steps + ahead);
         Ok(latents.map(Tensor::into_f32))
     }
 }
@@ -230,9 +288,13 @@ impl Pass<'_> {
         Ok(None)
     }
 
-    /// Tokens and channels.
+    /// Tokens and channels that steps draw noise for.
     fn tokens(&self) -> Av<[usize; 2]> {
-        self.start.as_ref().map(|latents| [latents.shape()[1], latents.shape()[2]])
+        let mut tokens = self.start.as_ref().map(|latents| [latents.shape()[1], latents.shape()[2]]);
+        if !self.shapes.denoises_audio {
+            tokens.audio[0] = 0;
+        }
+        tokens
     }
 }
 

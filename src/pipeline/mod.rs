@@ -13,6 +13,7 @@ mod conditions;
 pub mod configs;
 pub mod denoise_loop;
 mod denoising;
+mod dfr;
 mod diffusion_tiles;
 mod duration;
 mod error;

@@ -121,6 +121,7 @@ fn files(config: &Config) -> Result<Arc<ModelSource>> {
         audio_vae: m.audio_vae.clone(),
         vocoder: m.vocoder.clone(),
         upsampler: m.upsampler.clone(),
+        temporal_upsampler: m.temporal_upsampler.clone(),
         ..Overrides::default()
     };
     Ok(Arc::new(ModelSource::open(&m.path, &overrides)?))

@@ -54,6 +54,11 @@ pub(super) fn upsampler(s: &ProgramSpec) -> Result<Network> {
     s.configs.upsampler_program([s.batch(), v.channels, v.frames, v.height, v.width], s.build)
 }
 
+pub(super) fn keyframe_upsampler(s: &ProgramSpec) -> Result<Network> {
+    let (v, keyframes) = (&s.shapes.video, s.shapes.generated(&s.request.conditions.video).len());
+    s.configs.upsampler_program([s.batch(), v.channels, keyframes.max(1), v.height, v.width], s.build)
+}
+
 pub(super) fn text_encoder(s: &ProgramSpec) -> Result<Network> {
     s.configs.text_encoder_program(s.prompts(), s.request.max_sequence_length, true, s.build)
 }

@@ -27,9 +27,12 @@ pub enum ProgramKind {
     #[default]
     Denoise,
     Upsampler,
-    TemporalUpsampler,
+    KeyframeUpsampler,
     RefinePrepare,
     Refine,
+    TemporalUpsampler,
+    RoundPrepare,
+    Round,
     VideoDecoder,
     DiffusionFeatures,
     DiffusionDecoder,
@@ -44,6 +47,10 @@ pub(super) enum Runs {
     Always,
     /// With two passes.
     TwoPasses,
+    /// With keyframes that both passes generate.
+    Keyframes,
+    /// With temporal rounds.
+    Rounds,
     /// With image conditioning.
     Images,
     /// With a video decoded by convolution.
@@ -54,6 +61,21 @@ pub(super) enum Runs {
     ByDiffusionTiles,
     /// None: it runs alone.
     Alone,
+}
+
+/// The request that a program's sizes are of.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Sizes {
+    /// The first pass'.
+    First,
+    /// The last pass', of two.
+    Last,
+    /// The canvas before the last round, or the first pass' where there are no rounds.
+    BeforeRound,
+    /// The largest tile's, of the last round.
+    Tile,
+    /// The finished video's.
+    Output,
 }
 
 /// How a program runs without the others, on the reference's arguments.
@@ -82,8 +104,7 @@ pub(crate) struct ProgramRow {
     /// Phase that it is timed with, by the program that phase is named after.
     pub(crate) phase: ProgramKind,
     has_blocks: bool,
-    /// Whether its sizes are the last pass', of two.
-    pub(super) last_pass: bool,
+    pub(super) sizes: Sizes,
     pub(super) runs: Runs,
     pub(super) write: fn(&ProgramSpec) -> Result<Network>,
     /// How `ltx2 run` runs it, where it does.
@@ -99,8 +120,8 @@ impl ProgramRow {
         part: Component,
         write: fn(&ProgramSpec) -> Result<Network>,
     ) -> Self {
-        let (has_blocks, last_pass, runs) = (false, false, Runs::Always);
-        ProgramRow { kind, name, help, part, phase: kind, has_blocks, last_pass, runs, write, alone: None }
+        let (has_blocks, sizes, runs) = (false, Sizes::First, Runs::Always);
+        ProgramRow { kind, name, help, part, phase: kind, has_blocks, sizes, runs, write, alone: None }
     }
 
     const fn blocks(self) -> Self {
@@ -111,8 +132,8 @@ impl ProgramRow {
         ProgramRow { phase, ..self }
     }
 
-    const fn last_pass(self) -> Self {
-        ProgramRow { last_pass: true, ..self }
+    const fn sizes(self, sizes: Sizes) -> Self {
+        ProgramRow { sizes, ..self }
     }
 
     const fn runs(self, runs: Runs) -> Self {
@@ -132,7 +153,7 @@ impl ProgramRow {
 
 /// All programs, at the places of their kinds.
 #[rustfmt::skip]
-pub(crate) static TABLE: [ProgramRow; 16] = [
+pub(crate) static TABLE: [ProgramRow; 19] = [
     ProgramRow::new(ProgramKind::TextEncoder, "text_encoder", "Prompts to embeddings, all prompts in one pass",
         Component::TextEncoder, spec::text_encoder)
         .alone("`input_ids`, `attention_mask` to `prompt_embeds`", &["output_hidden_states"], inputs::text_encoder,
@@ -165,28 +186,37 @@ pub(crate) static TABLE: [ProgramRow; 16] = [
         .runs(Runs::TwoPasses)
         .alone("`latents` to larger `latents`, both un-normalised", &[], inputs::upsampler,
             |c, build| c.upsampler_program([1, 0, 2, 4, 4], build)),
-    ProgramRow::new(ProgramKind::TemporalUpsampler, "temporal_upsampler", "Latents to latents of twice the frames",
-        Component::TemporalUpsampler, spec::temporal_upsampler)
-        .runs(Runs::Alone)
-        .alone("`latents` to `latents` of more frames, both un-normalised", &[], inputs::temporal_upsampler,
-            |c, build| c.temporal_upsampler_program([1, 0, 2, 4, 4], build)),
+    ProgramRow::new(ProgramKind::KeyframeUpsampler, "keyframe_upsampler", "Keyframes to larger ones, between two passes",
+        Component::LatentUpsampler, spec::keyframe_upsampler)
+        .within(ProgramKind::Upsampler).runs(Runs::Keyframes),
     ProgramRow::new(ProgramKind::RefinePrepare, "refine_prepare", "Step-invariant inputs of the second pass' loop",
         Component::Transformer, spec::prepare)
-        .within(ProgramKind::Refine).blocks().last_pass().runs(Runs::TwoPasses),
+        .within(ProgramKind::Refine).blocks().sizes(Sizes::Last).runs(Runs::TwoPasses),
     ProgramRow::new(ProgramKind::Refine, "refine", "Denoising loop of the second pass",
         Component::Transformer, spec::denoise)
-        .blocks().last_pass().runs(Runs::TwoPasses),
+        .blocks().sizes(Sizes::Last).runs(Runs::TwoPasses),
+    ProgramRow::new(ProgramKind::TemporalUpsampler, "temporal_upsampler", "Latents to latents of twice the frames",
+        Component::TemporalUpsampler, spec::temporal_upsampler)
+        .within(ProgramKind::Round).sizes(Sizes::BeforeRound).runs(Runs::Rounds)
+        .alone("`latents` to `latents` of more frames, both un-normalised", &[], inputs::temporal_upsampler,
+            |c, build| c.temporal_upsampler_program([1, 0, 2, 4, 4], build)),
+    ProgramRow::new(ProgramKind::RoundPrepare, "round_prepare", "Step-invariant inputs of a temporal round's loop",
+        Component::Transformer, spec::prepare)
+        .within(ProgramKind::Round).blocks().sizes(Sizes::Tile).runs(Runs::Rounds),
+    ProgramRow::new(ProgramKind::Round, "round", "Denoising loop of a temporal round, its largest tile's",
+        Component::Transformer, spec::denoise)
+        .blocks().sizes(Sizes::Tile).runs(Runs::Rounds),
     ProgramRow::new(ProgramKind::VideoDecoder, "video_decoder", "Latents to frames",
         Component::Vae, spec::video_decoder)
-        .last_pass().runs(Runs::ByConvolution)
+        .sizes(Sizes::Output).runs(Runs::ByConvolution)
         .alone("`latents` to `video`", &[], inputs::video_decoder,
             |c, build| c.video_decoder_program([1, 0, 1, 4, 4], Pixels::Values, build)),
     ProgramRow::new(ProgramKind::DiffusionFeatures, "diffusion_features", "Latents to the features that tiles are decoded of",
         Component::DiffusionDecoder, spec::diffusion_features)
-        .within(ProgramKind::VideoDecoder).last_pass().runs(Runs::ByDiffusionTiles),
+        .within(ProgramKind::VideoDecoder).sizes(Sizes::Output).runs(Runs::ByDiffusionTiles),
     ProgramRow::new(ProgramKind::DiffusionDecoder, "diffusion_decoder", "Latents and noise to frames",
         Component::DiffusionDecoder, spec::diffusion_decoder)
-        .within(ProgramKind::VideoDecoder).last_pass().runs(Runs::ByDiffusion)
+        .within(ProgramKind::VideoDecoder).sizes(Sizes::Output).runs(Runs::ByDiffusion)
         .alone("`latents`, un-normalised, and `noise` to `video`", &[], inputs::diffusion_decoder,
             |c, build| c.diffusion_decoder_program([1, 0, 1, 1, 1], Pixels::Values, build)),
     ProgramRow::new(ProgramKind::AudioDecoder, "audio_decoder", "Latents to mel spectrogram",
@@ -276,7 +306,8 @@ mod tests {
         assert_eq!(ProgramKind::named("refine-prepare"), Ok(ProgramKind::RefinePrepare));
         assert!(ProgramKind::named("diffuse").is_err_and(|e| e.contains("text-encoder, connectors, ")));
         let phases: Vec<&str> = ProgramKind::phases().map(ProgramKind::name).collect();
-        let all = ["text_encoder", "connectors", "denoise", "upsampler", "refine", "video_decoder", "audio_decoder"];
+        let all =
+            ["text_encoder", "connectors", "denoise", "upsampler", "refine", "round", "video_decoder", "audio_decoder"];
         assert_eq!(phases, all);
     }
 }

@@ -9,7 +9,8 @@ use super::origin::{Origin, Weights};
 use super::parameters::check_files;
 use super::program_spec::ProgramSpec;
 pub use super::program_table::ProgramKind;
-use super::program_table::{ProgramRow, Runs, TABLE};
+use super::program_table::{ProgramRow, Runs, Sizes, TABLE};
+use crate::av::Av;
 use crate::config::{Config, Job, Noise, WeightSource};
 use crate::hlo::Program;
 use crate::models::Network;
@@ -25,6 +26,12 @@ pub struct Programs {
     /// The passes' own requests.
     first: Request,
     second: Option<Request>,
+    /// Of temporal rounds, the second pass' at the canvas before the last one, and its largest tile.
+    rounds: Option<[Request; 2]>,
+    /// The finished video's.
+    output: Request,
+    /// Whether both passes generate keyframes.
+    keyframes: bool,
     /// Whether frames leave the device as values.
     values: bool,
     /// Whether the video is decoded by diffusion.
@@ -46,7 +53,18 @@ impl Programs {
         let mut request = request::of_job(config, &full, &Job { index: 0, prompt: String::new(), seed: 0 })?;
         let of = |configs, sizes, request: Request| {
             let (first, second) = request.passes();
-            Programs { configs, sizes, first, second, values: false, diffusion, origin }
+            let last = second.as_ref().unwrap_or(&first);
+            let output = match &request.dfr {
+                Some(_) => Request { num_frames: request.output_frames(), conditions: Av::default(), ..last.clone() },
+                None => last.clone(),
+            };
+            let rounds = request.dfr.as_ref().and_then(|dfr| {
+                let tile = dfr.largest_tile(last)?;
+                let frames = dfr.rounds().pop()?.canvas.frames.div_ceil(2);
+                Some([Request { num_frames: frames, conditions: Av::default(), ..last.clone() }, tile])
+            });
+            let keyframes = request.dfr.is_some();
+            Programs { configs, sizes, first, second, rounds, output, keyframes, values: false, diffusion, origin }
         };
         let Some(layers) = layers else { return Ok(of(configs, full, request)) };
         let all = full.transformer.num_layers;
@@ -103,10 +121,13 @@ impl Programs {
     /// The programs of a run of this request.
     pub fn kinds(&self) -> impl Iterator<Item = ProgramKind> {
         let (two_passes, images) = (self.second.is_some(), self.first.has_images());
+        let (keyframes, rounds) = (self.keyframes, self.rounds.is_some());
         let (diffusion, tiled) = (self.diffusion, self.first.tiling.is_some());
         let runs = move |row: &&ProgramRow| match row.runs {
             Runs::Always => true,
             Runs::TwoPasses => two_passes,
+            Runs::Keyframes => keyframes,
+            Runs::Rounds => rounds,
             Runs::Images => images,
             Runs::ByConvolution => !diffusion,
             Runs::ByDiffusion => diffusion,
@@ -121,12 +142,13 @@ impl Programs {
     /// # Errors
     /// Sizes that the model does not take.
     pub(super) fn noise(&self) -> Result<Vec<Program>> {
-        let passes = [Some(&self.first), self.second.as_ref()].into_iter().flatten();
+        let tile = self.rounds.as_ref().map(|[_, tile]| tile);
+        let passes = [Some(&self.first), self.second.as_ref(), tile].into_iter().flatten();
         let device = passes.filter(|request| request.noise == Noise::Device);
         let of_pass = |request: &Request| Ok(draws(&Shapes::of(&self.sizes, request)?, &self.sizes));
         let mut all = device.map(of_pass).collect::<Result<Vec<_>>>()?;
         if self.diffusion && !all.is_empty() {
-            let last = Shapes::of(&self.sizes, self.second.as_ref().unwrap_or(&self.first))?;
+            let last = Shapes::of(&self.sizes, &self.output)?;
             all.push(decoder_draws(&self.configs.diffusion_decoder()?, &last.video));
         }
         all.iter().map(|draws| Ok(noise::program(draws)?)).collect()
@@ -166,8 +188,21 @@ impl Programs {
         if row.runs == Runs::TwoPasses && self.second.is_none() {
             return Err(PipelineError::Usage(format!("program '{}' needs a pipeline of two stages", row.name)));
         }
+        if row.runs == Runs::Keyframes && !self.keyframes {
+            return Err(PipelineError::Usage(format!("program '{}' needs the pipeline dfr", row.name)));
+        }
         let last = self.second.as_ref().unwrap_or(&self.first);
-        let request = if row.last_pass { last } else { &self.first };
+        let request = match (row.sizes, &self.rounds) {
+            (Sizes::First, _) | (Sizes::BeforeRound, None) => &self.first,
+            (Sizes::Last, _) => last,
+            (Sizes::BeforeRound, Some([before, _])) => before,
+            (Sizes::Tile, Some([_, tile])) => tile,
+            (Sizes::Tile, None) => {
+                let why = format!("program '{}' needs the pipeline dfr with dfr.temporal_rounds of 1 or 2", row.name);
+                return Err(PipelineError::Usage(why));
+            }
+            (Sizes::Output, _) => &self.output,
+        };
         let shapes = Shapes::of(&self.sizes, request)?;
         let shape = request.denoise_shape(&self.sizes, &shapes, videos_at_once(&build.layout));
         let (configs, sizes, float_frames) = (&self.configs, &self.sizes, self.values);

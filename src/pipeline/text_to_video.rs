@@ -4,16 +4,17 @@ use std::panic::resume_unwind;
 use std::path::Path;
 use std::thread::JoinHandle;
 
-use ndarray::{Array2, Array3, Array4, Array5, ArrayD, Axis as Dim, Ix3, Ix5};
+use ndarray::{Array2, Array3, Array4, Array5, ArrayD, Axis as Dim, Ix3, Ix5, Slice};
 
 use super::batch::{Batch, Dump, split};
 use super::clock::{Clock, PhaseTime};
-use super::denoising::{FIRST, SECOND};
+use super::denoising::{Before, Denoised, FIRST, SECOND};
 use super::error::{PipelineError, Result};
 use super::options::RunOptions;
 use super::packing::unpack;
 use super::phase::{Phase, Watch};
 use super::pieces::{Decoded, Pieces};
+use super::program_table::ProgramKind;
 use super::prompts::tokens;
 use super::run::Run;
 use super::runner::Runner;
@@ -127,11 +128,12 @@ impl Run<'_> {
 
         let mut shapes = Shapes::of(&self.runner.model.sizes, &first)?;
         let mut decoder_noise = None;
-        let mut latents = match &saved {
+        let mut made = match &saved {
             Some(sound) => {
                 // Noise goes on where the first pass left it.
                 self.noise.draw(&mut self.runner.executor, &shapes, &self.runner.model.sizes)?;
-                Av { video: Array3::default((0, 0, 0)), audio: sound.clone() }
+                let video = Array3::default((0, 0, 0));
+                Denoised { tokens: Av { video: video.clone(), audio: sound.clone() }, generated: video }
             }
             None => {
                 let pass = match early {
@@ -148,30 +150,35 @@ impl Run<'_> {
 
         if let (Some(second), Some(refine)) = (&second, &request.refine) {
             let to = Shapes::of(&self.runner.model.sizes, second)?;
-            let sound = latents.audio.clone();
+            let sound = made.tokens.audio.clone();
             let before = match saved {
                 Some(_) => None,
-                None => Some(Av { video: self.upsample(&shapes, &to, latents, refine)?, audio: sound.clone() }),
+                None => Some(self.upsample(&shapes, &to, made, refine, request.dfr.is_some())?),
             };
             shapes = to;
             self.ends(Phase::Upsampler);
             self.runner.executor.enter(2)?;
             let pass = self.begin(second, before, SECOND)?;
             decoder_noise = self.begin_decoder_noise(&shapes, request);
-            latents = self.denoise(pass, &text, Some(&sound))?;
+            made = self.denoise(pass, &text, Some(&sound))?;
             if !refine.keeps_audio {
-                latents.audio = sound;
+                made.tokens.audio = sound;
             }
             self.ends(Phase::Refine);
         }
-        let (video, audio) = unpack(&self.runner.model, &shapes, self.batch.size(), latents)?;
+        let tokens = match (&second, &request.dfr) {
+            (Some(second), Some(dfr)) => self.behind_passes(dfr, request, second, &mut shapes, made, &text)?,
+            _ => made.tokens,
+        };
+        let (video, audio) = unpack(&self.runner.model, &shapes, self.batch.size(), tokens)?;
         self.dump.keep_row("latents.video", &video, 1, 0);
         self.dump.keep_row("latents.audio", &audio, 1, 0);
 
         let video = self.runner.model.decoded_latents(video)?;
         let videos = self.decode_video(video, &shapes, request, decoder_noise)?;
         self.ends(Phase::VideoDecoder);
-        let audios = split(self.decode_audio(audio)?, self.batch.asked());
+        let audio = self.decode_audio(audio, request)?;
+        let audios = split(audio, self.batch.asked());
         self.dump.keep_each("audio", &audios);
         self.ends(Phase::AudioDecoder);
 
@@ -182,7 +189,7 @@ impl Run<'_> {
             stream: video.stream,
             audio: audio.index_axis_move(Dim(0), 0),
             sample_rate: self.runner.model.sample_rate,
-            frame_rate: request.frame_rate,
+            frame_rate: request.output_rate(),
             timings: timings.clone(),
             steps: first.sigmas.len() - 1,
             batch: self.batch.asked(),
@@ -192,7 +199,7 @@ impl Run<'_> {
         Ok(made.collect())
     }
 
-    fn ends(&mut self, phase: Phase) {
+    pub(super) fn ends(&mut self, phase: Phase) {
         self.clock.ends(phase, &self.runner.executor);
     }
 
@@ -210,19 +217,23 @@ impl Run<'_> {
         Ok(embeds)
     }
 
-    /// The first pass' tokens to normalised video tokens of the second's size.
+    /// The first pass' tokens as the second starts from them, at its size; with `keyframes` those it generated, too.
     fn upsample(
         &mut self,
         from: &Shapes,
         to: &Shapes,
-        latents: Av<Array3<f32>>,
+        made: Denoised,
         refine: &RefinePass,
-    ) -> Result<Array3<f32>> {
-        let (video, audio) = unpack(&self.runner.model, from, self.batch.size(), latents)?;
+        keyframes: bool,
+    ) -> Result<Before> {
+        let sound = made.tokens.audio.clone();
+        let generated = if keyframes { Some(self.upsample_keyframes(from, to, &made.generated)?) } else { None };
+        let (video, audio) = unpack(&self.runner.model, from, self.batch.size(), made.tokens)?;
         self.dump.keep_row("stage_1.latents.video", &video, 1, 0);
         self.dump.keep_row("stage_1.latents.audio", &audio, 1, 0);
         let size = [to.video.frames, to.video.height, to.video.width];
-        let upsampled = self.runner.upsampler(video.clone(), size)?.run(&self.runner.executor)?;
+        let upsampled =
+            self.runner.upsampler(ProgramKind::Upsampler, video.clone(), size)?.run(&self.runner.executor)?;
         let mut upsampled: Array5<f32> = fixed(upsampled.tensor("latents")?.into_f32())?;
         if refine.adain != 0.0 {
             upsampled = upsampler::adain(upsampled.view(), video.view(), refine.adain);
@@ -232,7 +243,22 @@ impl Run<'_> {
         }
         let model = &self.runner.model;
         model.statistics.video.normalize(&mut upsampled, 1)?;
-        Ok(model.sizes.video_grid.pack(upsampled.view())?)
+        let video = model.sizes.video_grid.pack(upsampled.view())?;
+        Ok(Before { tokens: Av { video, audio: sound }, generated, carried: None })
+    }
+
+    /// Normalised tokens of keyframes to those of the second pass' size.
+    fn upsample_keyframes(&mut self, from: &Shapes, to: &Shapes, tokens: &Array3<f32>) -> Result<Array3<f32>> {
+        let mut latents = self.unpacked(tokens, from.video)?;
+        self.keep_latents("stage_1.keyframes", &latents)?;
+        self.runner.model.statistics.video.denormalize(&mut latents, 1)?;
+        let size = [latents.dim().2, to.video.height, to.video.width];
+        let upsampled =
+            self.runner.upsampler(ProgramKind::KeyframeUpsampler, latents, size)?.run(&self.runner.executor)?;
+        let mut latents: Array5<f32> = fixed(upsampled.tensor("latents")?.into_f32())?;
+        let model = &self.runner.model;
+        model.statistics.video.normalize(&mut latents, 1)?;
+        Ok(model.sizes.video_grid.pack(latents.view())?)
     }
 
     /// Latents to the frames of each video asked for. Bytes leave the device, but where the values themselves are
@@ -255,7 +281,7 @@ impl Run<'_> {
                 })?;
                 return whole(self.frames_of(tiles::joined(&pieces))?);
             }
-            let mut pieces = Pieces::new(request.frame_rate, self.options.encode.as_ref());
+            let mut pieces = Pieces::new(request.output_rate(), self.options.encode.as_ref());
             self.decode_tiles(latents, tiling, |piece| pieces.add(frames(&shown(piece, asked)?)?))?;
             return pieces.finish();
         }
@@ -292,10 +318,11 @@ impl Run<'_> {
         }
     }
 
-    /// Begins to draw the noise that the videos are decoded from, if they are decoded whole: when the last pass has its own.
+    /// Begins to draw the noise that the videos are decoded from, if they are decoded whole and nothing follows the passes: when
+    /// the last one has its own.
     fn begin_decoder_noise(&mut self, shapes: &Shapes, request: &Request) -> Option<DecoderNoise> {
         let c = self.runner.model.configs.diffusion_decoder().ok()?;
-        let is_whole = self.runner.model.diffusion.is_some() && request.tiling.is_none();
+        let is_whole = self.runner.model.diffusion.is_some() && request.tiling.is_none() && request.dfr.is_none();
         is_whole.then(|| self.noise.begin_decoder(&c, &shapes.video, self.runner.build.dtype)).flatten()
     }
 
@@ -319,14 +346,20 @@ impl Run<'_> {
         frames(&videos)
     }
 
-    /// Latents to samples `[b, channels, samples]`.
-    fn decode_audio(&mut self, latents: Array4<f32>) -> Result<Array3<f32>> {
+    /// Latents to samples `[b, channels, samples]`; those of a canvas as long as the video.
+    fn decode_audio(&mut self, latents: Array4<f32>, request: &Request) -> Result<Array3<f32>> {
         let decoded = self.runner.audio_decoder(latents)?.run(&self.runner.executor)?;
         let sounds = self.runner.vocoder(&decoded)?.run(&self.runner.executor)?;
         self.clock.wait(&sounds)?;
         let samples = sounds.tensor("audio")?.into_f32();
         finite(samples.iter().all(|v| v.is_finite()), "samples")?;
-        fixed::<_, Ix3>(samples)
+        let mut samples = fixed::<_, Ix3>(samples)?;
+        if request.dfr.is_some() {
+            let seconds = request.output_frames() as f64 / request.output_rate();
+            let count = (seconds * self.runner.model.sample_rate as f64).round_ties_even() as usize;
+            samples = samples.slice_axis(Dim(2), Slice::from(..count.min(samples.dim().2))).to_owned();
+        }
+        Ok(samples)
     }
 }
 

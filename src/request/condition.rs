@@ -35,6 +35,8 @@ pub enum Content {
     },
     /// A frame that the model makes: known are none of its tokens.
     Generated,
+    /// A keyframe of the pass before, by its place among those that it is given.
+    Carried(usize),
 }
 
 /// Which tokens a condition fixes.
@@ -87,6 +89,12 @@ impl Condition {
         Condition { content: Content::Generated, placement, strength: 0.0 }
     }
 
+    /// A keyframe of the pass before, the `at`-th of those that are given, at a frame of the video.
+    pub(crate) fn carried(at: usize, frame: usize, strength: f32) -> Self {
+        let placement = Placement::Appended { frame, span: Span::Frame };
+        Condition { content: Content::Carried(at), placement, strength }
+    }
+
     /// A time span of sound that the video keeps.
     ///
     /// # Errors
@@ -109,7 +117,7 @@ impl Condition {
     pub fn path(&self) -> Option<&Path> {
         match &self.content {
             Content::Image { path, .. } | Content::AudioLatents { path } => Some(path),
-            Content::Generated => None,
+            Content::Generated | Content::Carried(_) => None,
         }
     }
 

@@ -1,7 +1,9 @@
 //! Requests, their passes, conditions and latent sizes, resolved from a configuration. No device, no
 //! files.
 
+mod canvas;
 mod condition;
+mod dfr;
 mod diffusion_tiles;
 mod error;
 mod resolve;
@@ -11,8 +13,11 @@ mod sizes;
 mod tests;
 mod tiling;
 
+pub use canvas::{Canvas, KeyframeSource, TemporalTile};
 pub use condition::{Condition, Content, Placement, Span};
 pub(crate) use condition::{conditions, noise_levels};
+pub(crate) use dfr::Round;
+pub use dfr::{Dfr, DfrForm};
 pub(crate) use diffusion_tiles::Blend;
 pub use diffusion_tiles::DiffusionTiles;
 pub use error::RequestError;
@@ -28,7 +33,7 @@ use crate::config;
 use crate::hlo::DType;
 use crate::models::transformer::CrossTimestep;
 use crate::sampling::AnySampler;
-use crate::sampling::denoise::DenoiseShape;
+use crate::sampling::denoise::{AudioRole, DenoiseShape};
 use crate::sampling::guidance::{Branch, RescaleScope, Scales, branches};
 
 /// A request for one video with sound.
@@ -45,10 +50,14 @@ pub struct Request {
     pub num_frames: usize,
     /// Frames a second.
     pub frame_rate: f64,
+    /// Frames a second that the video's positions are computed for, where these are others.
+    pub position_rate: Option<f64>,
     /// Random seed.
     pub seed: u64,
     /// Where noise is drawn.
     pub noise: config::Noise,
+    /// Shapes that it is drawn in.
+    pub draws: Draws,
     /// Noise levels, from the first step's to the final 0: one more than steps.
     pub sigmas: Vec<f32>,
     /// Guidance of video and audio.
@@ -69,10 +78,14 @@ pub struct Request {
     pub noising: Noising,
     /// Type that the video's positions are rounded to.
     pub positions: DType,
+    /// Whether sound is made with the video.
+    pub audio: AudioRole,
     /// Known tokens of video and audio.
     pub conditions: Av<Vec<Condition>>,
     /// A second pass at this size; the first then has half of it.
     pub refine: Option<RefinePass>,
+    /// Keyframes that both passes generate, and rounds behind them.
+    pub dfr: Option<Dfr>,
     /// Tiled decoding; the whole video at once without.
     pub tiling: Option<Tiling>,
 }
@@ -85,6 +98,16 @@ pub enum Noising {
     Latents,
     /// The known tokens: `m·s·noise + (1-m·s)·known` (Lightricks 1.0.0, diffusers).
     Known,
+}
+
+/// Shapes that a pass' noise is drawn in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Draws {
+    /// Latents of video and sound, then appended tokens.
+    #[default]
+    Latents,
+    /// Tokens: all of the video, appended ones included, then those of the sound that is denoised.
+    Tokens,
 }
 
 /// The second pass of a two-pass request.
@@ -110,7 +133,11 @@ impl Request {
 
     /// The request of each pass: one of its own size, or one of half the size and one without guidance.
     pub fn passes(&self) -> (Request, Option<Request>) {
-        let first = Request { refine: None, ..self.clone() };
+        let mut first = Request { refine: None, dfr: None, ..self.clone() };
+        if let Some(dfr) = &self.dfr {
+            first.num_frames = dfr.canvas.frames;
+            first.conditions.video.extend(dfr.keyframes());
+        }
         let Some(refine) = &self.refine else { return (first, None) };
         let mut second = Request {
             sigmas: refine.sigmas.clone(),
@@ -119,9 +146,28 @@ impl Request {
             stg_blocks: Av::default(),
             ..first.clone()
         };
-        // Frames that are generated guide the first pass alone.
-        second.conditions.video.retain(|condition| condition.content != Content::Generated);
+        if self.dfr.is_none() {
+            // Frames that are generated guide the first pass alone.
+            second.conditions.video.retain(|condition| condition.content != Content::Generated);
+        }
         (Request { width: self.width / 2, height: self.height / 2, ..first }, Some(second))
+    }
+
+    /// Frames of the finished video.
+    pub fn output_frames(&self) -> usize {
+        let rounds = self.dfr.as_ref().map_or(0, |dfr| dfr.temporal_rounds);
+        ((self.num_frames - 1) << rounds) + 1
+    }
+
+    /// Frames a second of the finished video.
+    pub fn output_rate(&self) -> f64 {
+        let rounds = self.dfr.as_ref().map_or(0, |dfr| dfr.temporal_rounds);
+        self.frame_rate * (1 << rounds) as f64
+    }
+
+    /// Frames a second that the video's positions are computed for.
+    pub(crate) fn position_rate(&self) -> f64 {
+        self.position_rate.unwrap_or(self.frame_rate)
     }
 
     /// Whether any condition is an image, which the video encoder encodes.
@@ -145,6 +191,7 @@ impl Request {
             conditioned: self.conditions.as_ref().map(|all| all.iter().any(|c| c.noise_level() != 1.0)),
             keyframes: sizes.transformer.use_keyframes_abs_pos_embedding
                 && (self.first_frame_marker || self.conditions.video.iter().any(|c| c.content == Content::Generated)),
+            audio: self.audio,
             cross: self.cross,
             sampler: self.sampler.clone(),
         }

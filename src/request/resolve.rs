@@ -1,13 +1,16 @@
 //! From a configuration to a request.
 
-use super::{ModelSizes, Noising, RefinePass, Request, RequestError, Shapes, Tiling, conditions};
+use super::{
+    Canvas, Dfr, DfrForm, Draws, ModelSizes, Noising, RefinePass, Request, RequestError, Shapes, Tiling, conditions,
+};
 use crate::av::Av;
-use crate::config::{self, Config, Dtype, Job, Reference};
+use crate::config::{self, Config, Dtype, Job, Pipeline, Reference};
 use crate::hlo::DType;
 use crate::models::transformer::{CrossTimestep, TransformerConfig};
+use crate::sampling::denoise::AudioRole;
 use crate::sampling::guidance::{RescaleScope, Scales};
 use crate::sampling::sigmas::{self, FlowMatch};
-use crate::sampling::{AnySampler, SamplingError};
+use crate::sampling::{AnySampler, SamplingError, StepDraws};
 
 /// Guidance scales of video and audio.
 pub(crate) fn scales(config: &Config) -> Av<Scales> {
@@ -73,14 +76,21 @@ pub(crate) fn of_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<R
             low + multiple
         )));
     }
+    let marks = sizes.transformer.use_keyframes_abs_pos_embedding;
+    if config.pipeline == Pipeline::Dfr && !marks {
+        let why = "pipeline = dfr: this transformer lacks the mark of generated keyframes (keyframes_abs_pos_embedding): take \
+                   LTX-2.5's, or another pipeline";
+        return Err(RequestError::Usage(why.into()));
+    }
     let slots = config.conditioning.generated_keyframes;
-    if slots > 0 && !sizes.transformer.use_keyframes_abs_pos_embedding {
+    if slots > 0 && !marks {
         return Err(RequestError::Usage(format!(
             "conditioning.generated_keyframes = {slots}: this transformer lacks the mark of such frames \
              (keyframes_abs_pos_embedding): take LTX-2.5's, or 0"
         )));
     }
     let scales = scales(config);
+    let dfr = dfr(config, num_frames, sizes.video_grid.temporal_compression)?;
     Ok(Request {
         prompt: job.prompt.clone(),
         negative_prompt: r.negative_prompt.clone(),
@@ -88,8 +98,10 @@ pub(crate) fn of_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<R
         height: r.height,
         num_frames,
         frame_rate: r.frame_rate,
+        position_rate: dfr.as_ref().map(|dfr| dfr.form.pass_rate(r.frame_rate)),
         seed: job.seed,
         noise: config.sampler.noise,
+        draws: if dfr.is_some() { Draws::Tokens } else { Draws::Latents },
         sigmas: Vec::new(),
         scales,
         stg_blocks: stg_blocks(config, &sizes.transformer, scales)?,
@@ -100,14 +112,18 @@ pub(crate) fn of_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<R
         max_sequence_length: r.max_sequence_length,
         sampler: samplers(config)?.0,
         cross: cross_timestep(config),
-        first_frame_marker: config.conditioning.first_frame_marker != Reference::Diffusers,
+        first_frame_marker: dfr.is_some() || config.conditioning.first_frame_marker != Reference::Diffusers,
         noising: match config.conditioning.noising {
+            // Either reference's.
+            _ if dfr.is_some() => Noising::Latents,
             Reference::Official => Noising::Latents,
             Reference::Official1 | Reference::Diffusers => Noising::Known,
         },
         positions: positions(config),
+        audio: AudioRole::Denoised,
         conditions: conditions(config)?,
         refine: refine(config)?,
+        dfr,
         tiling: config.runtime.tiling.map(|t| Tiling {
             pixels: t.pixels,
             overlap: t.overlap,
@@ -115,6 +131,25 @@ pub(crate) fn of_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<R
             frame_overlap: t.frame_overlap,
         }),
     })
+}
+
+/// Generated keyframes and temporal rounds, where the pipeline has them.
+fn dfr(config: &Config, frames: usize, compression: usize) -> Result<Option<Dfr>, RequestError> {
+    if config.pipeline != Pipeline::Dfr {
+        return Ok(None);
+    }
+    let form = if config.reference == Reference::Diffusers { DfrForm::Diffusers } else { DfrForm::Official };
+    Ok(Some(Dfr {
+        canvas: Canvas::of(frames, compression)?,
+        temporal_rounds: config.dfr.temporal_rounds,
+        sigmas: sigmas::verbatim(&config.dfr.sigmas)?,
+        // Each tile has a generator of its own in either form.
+        draws: match config.sampler.options(config.runtime.dtype).draws {
+            StepDraws::Continued => StepDraws::Own,
+            own => own,
+        },
+        form,
+    }))
 }
 
 /// Type that positions of video tokens are rounded to: 1.0.0 keeps them in the pipeline's.
@@ -177,6 +212,8 @@ fn refine(config: &Config) -> Result<Option<RefinePass>, RequestError> {
         keeps_audio: match two.audio {
             StageAudio::Official => config.pipeline.keeps_refined_audio(),
             StageAudio::Stage1 => false,
+            // Who composes its passes ships the first's sound.
+            StageAudio::Diffusers if config.pipeline == Pipeline::Dfr => false,
             StageAudio::Official1 | StageAudio::Diffusers | StageAudio::Stage2 => true,
         },
         adain: two.adain as f32,
@@ -201,7 +238,14 @@ mod tests {
         let video = VideoShape { batch: 1, channels: 1, frames: 1, height: 25, width: 32 };
         let audio = AudioShape { batch: 1, channels: 1, length: 1, mel_bins: 1 };
         // 200 of the 1000 tokens are appended.
-        let shapes = Shapes { video, audio, tokens: Av { video: 1000, audio: 1 }, appended: 200 };
+        let shapes = Shapes {
+            video,
+            audio,
+            tokens: Av { video: 1000, audio: 1 },
+            appended: 200,
+            draws: Draws::Latents,
+            denoises_audio: true,
+        };
         let of = |set: &[&str]| sigmas(&config(set), &scheduler, &shapes).expect("a schedule");
         let (steps, list) = ("sampler.steps=6", "sampler.sigmas=[0.9, 0.4]");
         let diffusers = "sampler.sigma_shift=diffusers";
@@ -227,7 +271,14 @@ mod tests {
         // A list is taken as it is by the distilled one's.
         let video = VideoShape { batch: 1, channels: 1, frames: 1, height: 25, width: 32 };
         let audio = AudioShape { batch: 1, channels: 1, length: 1, mel_bins: 1 };
-        let shapes = Shapes { video, audio, tokens: Av { video: 800, audio: 1 }, appended: 0 };
+        let shapes = Shapes {
+            video,
+            audio,
+            tokens: Av { video: 800, audio: 1 },
+            appended: 0,
+            draws: Draws::Latents,
+            denoises_audio: true,
+        };
         assert_eq!(sigmas(&config(&[list, diffusers]), &distilled, &shapes).expect("a schedule"), [0.9, 0.4, 0.0]);
     }
 

@@ -1,10 +1,13 @@
 //! Latents and tokens of a request.
 
+use std::ops::Range;
+
 use ndarray::{Array2, Array4, s};
 
-use super::{Condition, Content, ModelSizes, Request, coordinate_grids};
+use super::{Condition, Content, Draws, ModelSizes, Request, coordinate_grids};
 use crate::av::Av;
 use crate::sampling::SamplingError;
+use crate::sampling::denoise::AudioRole;
 use crate::sampling::latents::{AudioShape, VideoShape};
 
 /// Latent sizes of a pass.
@@ -17,6 +20,10 @@ pub struct Shapes {
     pub tokens: Av<usize>,
     /// Video tokens of conditions behind the video's own.
     pub appended: usize,
+    /// Shapes that noise is drawn in.
+    pub(crate) draws: Draws,
+    /// Whether the sound starts from noise.
+    pub(crate) denoises_audio: bool,
 }
 
 impl Shapes {
@@ -34,7 +41,7 @@ impl Shapes {
         let video = sizes.video_grid.latents(1, sizes.video_channels, width, height, num_frames)?;
         let audio = sizes.audio_grid.latents(1, sizes.audio_channels, num_frames, frame_rate)?;
         let tokens = Av { video: sizes.video_grid.tokens(&video), audio: audio.length };
-        Ok(Shapes { video, audio, tokens, appended: 0 })
+        Ok(Shapes { video, audio, tokens, appended: 0, draws: Draws::default(), denoises_audio: true })
     }
 
     /// The latents and tokens of a pass.
@@ -45,7 +52,9 @@ impl Shapes {
         let shapes = Shapes::new(sizes, r.width, r.height, r.num_frames, r.frame_rate)?;
         let image = sizes.video_grid.tokens(&VideoShape { frames: 1, ..shapes.video });
         let appended = image * r.conditions.video.iter().filter_map(Condition::appended_at).count();
-        Ok(Shapes { tokens: Av { video: shapes.tokens.video + appended, ..shapes.tokens }, appended, ..shapes })
+        let tokens = Av { video: shapes.tokens.video + appended, ..shapes.tokens };
+        let denoises_audio = r.audio == AudioRole::Denoised;
+        Ok(Shapes { tokens, appended, draws: r.draws, denoises_audio, ..shapes })
     }
 
     /// The video's own tokens.
@@ -64,12 +73,19 @@ impl Shapes {
         let mut mask = Array2::zeros((1, self.tokens.video));
         let frame = self.frame_tokens();
         mask.slice_mut(s![.., ..frame]).fill(f32::from(first));
-        let appended = conditions.iter().filter(|condition| condition.appended_at().is_some());
-        for (at, _) in appended.enumerate().filter(|(_, condition)| condition.content == Content::Generated) {
-            let start = self.own_tokens() + at * frame;
-            mask.slice_mut(s![.., start..start + frame]).fill(1.0);
+        for tokens in self.generated(conditions) {
+            mask.slice_mut(s![.., tokens]).fill(1.0);
         }
         mask
+    }
+
+    /// Video tokens of each generated frame.
+    pub(crate) fn generated(&self, conditions: &[Condition]) -> Vec<Range<usize>> {
+        let frame = self.frame_tokens();
+        let appended = conditions.iter().filter(|condition| condition.appended_at().is_some());
+        let generated = appended.enumerate().filter(|(_, condition)| condition.content == Content::Generated);
+        let start = |(at, _): (usize, &Condition)| self.own_tokens() + at * frame;
+        generated.map(start).map(|start| start..start + frame).collect()
     }
 
     /// Bounds in time and space of the streams' own tokens, `[1, 3, n, 2]` and `[1, 1, m, 2]`.

@@ -8,8 +8,8 @@
 use super::MAX_STEPS;
 use super::guided::GuidedTransformer;
 use super::sampler::{Evaluation, StreamState, Tables};
-pub use super::shape::DenoiseShape;
 use super::shape::Latents;
+pub use super::shape::{AudioRole, DenoiseShape};
 use crate::av::Av;
 use crate::hlo::{DType, Result, Type, Value};
 use crate::models::Network;
@@ -49,7 +49,11 @@ pub fn prepare(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Re
         }
     };
     let own = shape.conditioned.map(|conditioned| if conditioned { &own } else { &scalar });
-    let levels = own.map(|timestep| Levels { timestep, sigma: &scalar });
+    let mut levels = own.map(|timestep| Levels { timestep, sigma: &scalar });
+    let clean = (!shape.denoised().audio).then(|| &scalar * 0.0);
+    if let Some(clean) = &clean {
+        levels.audio = Levels { timestep: clean, sigma: clean };
+    }
     let modulation = modulation(&p, c, levels, shape.cross);
 
     // The loop's inputs are placed as it reads them.
@@ -76,6 +80,8 @@ pub fn prepare(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Re
 /// [b, n, c]`: conditioned tokens have a
 /// part of the noise and come closer to the clean latents after each step (official code: the clean prediction of a token
 /// is formed with its own noise level, then blended).
+///
+/// Sound that is not denoised is clean in every step, and left as it is.
 ///
 /// With keyframes: `keyframes.video [1, n]`, 1 for video tokens that stand for a single frame.
 ///
@@ -106,10 +112,11 @@ pub fn denoise(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Re
         let table = Type::new(DType::F32, [MAX_STEPS + 1, sampler.coefficients()]);
         p.input("coefficients", table, &[Axis::Replicated; 2])
     });
-    let noise = latents.map(|l| {
+    let denoised = shape.denoised();
+    let noise = latents.zip(denoised).map(|(l, denoised)| {
         let ty = Type::new(DType::F32, [&[sampler.noises()], &l.content[..]].concat());
         let axes = [&[Axis::Replicated], &l.axes[..]].concat();
-        (sampler.noises() > 0).then(|| p.input(&format!("noise.{}", l.name), ty, &axes))
+        (denoised && sampler.noises() > 0).then(|| p.input(&format!("noise.{}", l.name), ty, &axes))
     });
     let tables = Tables { levels: sigmas, coefficients };
     let start = Av::in_turn(&carried).map(|own| own[0]);
@@ -122,12 +129,16 @@ pub fn denoise(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Re
         let _scope = b.scope("sampler");
         let at = Evaluation::new(step, &sigma, &begin, &tables);
         let streams = model.streams.as_ref().zip(noise.as_ref()).zip(clean.as_ref());
-        let next = streams.zip(latents).zip(carried).map(|((((s, noise), clean), l), own)| {
-            let (latents, state, condition) = (own[0], own[1..].to_vec(), s.condition.as_ref());
-            let state = StreamState { latents, state, clean, noise: noise.as_ref(), condition };
-            let next = sampler.step(&at, &state);
-            next.iter().map(|x| p.place("latents", x, &l.axes)).collect::<Vec<_>>()
-        });
+        let next =
+            streams.zip(latents.zip(denoised)).zip(carried).map(|((((s, noise), clean), (l, denoised)), own)| {
+                if !denoised {
+                    return own.into_iter().cloned().collect();
+                }
+                let (latents, state, condition) = (own[0], own[1..].to_vec(), s.condition.as_ref());
+                let state = StreamState { latents, state, clean, noise: noise.as_ref(), condition };
+                let next = sampler.step(&at, &state);
+                next.iter().map(|x| p.place("latents", x, &l.axes)).collect::<Vec<_>>()
+            });
         (0..kinds.len()).flat_map(|kind| next.as_ref().map(|next| next[kind].clone())).collect()
     });
     let mut results = Vec::new();

@@ -9,7 +9,7 @@ mod res2s;
 
 use super::sampler::AnySampler;
 pub use euler::Euler;
-pub use euler_ancestral::{EulerAncestral, StepDraws};
+pub use euler_ancestral::{EulerAncestral, SEED_OFFSET, StepDraws};
 pub use res2s::Res2s;
 
 /// A sampler by name.
@@ -48,7 +48,8 @@ impl SamplerKind {
             SamplerKind::Res2s => Res2s.into(),
             SamplerKind::EulerAncestral => {
                 let eta = options.eta.take().unwrap_or(1.0);
-                EulerAncestral { eta, noise_seed: options.noise_seed.take(), draws: options.draws }.into()
+                let (noise_seed, seed_offset) = (options.noise_seed.take(), SEED_OFFSET);
+                EulerAncestral { eta, noise_seed, seed_offset, draws: options.draws }.into()
             }
         };
         if let Some(eta) = options.eta.take() {

@@ -8,6 +8,18 @@ use crate::hlo::{DType, Type, Value};
 use crate::models::transformer::CrossTimestep;
 use crate::nn::{Axis, Params};
 
+/// Part of the sound in a pass.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AudioRole {
+    /// Denoised with the video.
+    #[default]
+    Denoised,
+    /// Known and kept as it is: the video attends to it.
+    Kept,
+    /// None: the video attends to no sound.
+    Absent,
+}
+
 /// Sizes and choices that fix both programs; everything else is their input.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DenoiseShape {
@@ -31,6 +43,8 @@ pub struct DenoiseShape {
     pub(crate) conditioned: Av<bool>,
     /// Whether the loop has a mask of the video tokens that are a single frame each.
     pub keyframes: bool,
+    /// Whether sound is made with the video.
+    pub(crate) audio: AudioRole,
     /// Noise level that the attention between the streams sees.
     pub(crate) cross: CrossTimestep,
     pub(crate) sampler: AnySampler,
@@ -50,6 +64,7 @@ impl DenoiseShape {
             levels: 1,
             conditioned: Av::default(),
             keyframes: false,
+            audio: AudioRole::Denoised,
             cross: CrossTimestep::Own,
             sampler: Euler.into(),
         }
@@ -64,6 +79,11 @@ impl DenoiseShape {
             _ => true,
         };
         if own && conditioned { self.levels } else { 1 }
+    }
+
+    /// Streams whose latents change.
+    pub(super) fn denoised(&self) -> Av<bool> {
+        Av { video: true, audio: self.audio == AudioRole::Denoised }
     }
 
     /// Names of the tensors that the loop carries for each stream.

@@ -118,5 +118,5 @@ static FACTS: [Facts; 12] = [
     row("latent_upsampler", "latent upsampler", Some("upsampler")),
     row("diffusion_decoder", "diffusion decoder", None),
     row("duration_head", "duration head", None),
-    row("temporal_latent_upsampler", "temporal latent upsampler", None),
+    row("temporal_latent_upsampler", "temporal latent upsampler", Some("temporal_upsampler")),
 ];

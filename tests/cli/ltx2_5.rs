@@ -22,6 +22,9 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
+/// A whole model.
+const WHOLE_2_5: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/models/tiny_2_5");
+
 /// Settings of the smallest runs.
 const SMALL: [&str; 6] = [
     QUICK,
@@ -70,6 +73,7 @@ fn a_transformer_file_is_the_one_of_its_folder() {
         let base = "needs text_encoder, tokenizer, connectors, vae, audio_vae, vocoder";
         assert_eq!(line("text_to_video"), format!("text_to_video: {base}"));
         assert_eq!(line("two_stage"), format!("two_stage: {base}, latent_upsampler"));
+        assert_eq!(line("dfr"), format!("dfr: {base}, latent_upsampler"));
         let stderr = text(&checked.stderr);
         assert!(checked.status.code() == Some(1) && stderr.contains("not complete: text_encoder"), "{stderr}");
     }
@@ -127,10 +131,12 @@ fn every_preset_runs() {
         ("ltx2_5_two_stage", "two_stage", "euler", Some(Value::Null)),
         ("ltx2_5_distilled", "distilled", "euler_ancestral", Some("euler".into())),
         ("ltx2_5_hq", "hq", "res_2s", Some(Value::Null)),
+        ("ltx2_5_dfr", "dfr", "euler", Some(Value::Null)),
     ] {
         let out = path(&format!("{preset}.mp4"));
         let mut set = [&[&model[..], &cache, "request.num_frames=9"], &SMALL[..]].concat();
-        set.extend((pipeline != "distilled").then_some("sampler.steps=2"));
+        set.extend((!matches!(pipeline, "distilled" | "dfr")).then_some("sampler.steps=2"));
+        set.extend((pipeline == "dfr").then_some("dfr.temporal_rounds=1"));
         set.extend(["text_to_video", "two_stage"].contains(&pipeline).then_some("guidance.stg_blocks=[1]"));
         let set = set.into_iter().flat_map(|pair| ["--set", pair]);
         succeed(&["generate", "-c", preset, "-p", "a ball", "-o", &out].into_iter().chain(set).collect::<Vec<_>>());
@@ -140,16 +146,19 @@ fn every_preset_runs() {
         assert_eq!([&config["pipeline"], &config["sampler"]["kind"]], [pipeline, first], "{preset}");
         assert_eq!(config["conditioning"]["crf"], 18, "{preset}");
         assert_eq!(sidecar["programs"].get("refine").is_some(), second.is_some(), "{preset}");
+        for program in ["keyframe_upsampler", "temporal_upsampler", "round_prepare", "round"] {
+            assert_eq!(sidecar["programs"].get(program).is_some(), pipeline == "dfr", "{preset}: {program}");
+        }
         if let Some(second) = second {
             assert_eq!(config["two_stage"]["sampler"], second, "{preset}");
         }
         seen.push(sidecar["sha256"].to_string());
     }
-    assert_eq!(seen.len(), 5);
+    assert_eq!(seen.len(), 6);
     assert_eq!(seen[0], seen[1], "of the same sizes the small model's own preset is LTX-2.5's");
     seen.sort();
     seen.dedup();
-    assert_eq!(seen.len(), 4, "{seen:?}");
+    assert_eq!(seen.len(), 5, "{seen:?}");
 }
 
 /// The frames that the duration head predicts are a number in the sidecar, by which the run repeats.
@@ -184,4 +193,32 @@ fn frames_are_predicted() {
     std::fs::write(&prompts, "a ball\na cat\n").expect("written");
     let two = run(&[&["generate", "-c", "nano_2_5", "--prompts", &prompts, "--num-frames", "auto"], &set[..]].concat());
     assert!(!two.status.success() && text(&two.stderr).contains("auto is for one prompt"), "{}", text(&two.stderr));
+}
+
+/// Each in one line, before a device is opened.
+#[needs(nothing)]
+fn what_dfr_cannot_do_is_refused() {
+    let refused = |arguments: &[&str], code: i32, words: &[&str]| {
+        let common = ["generate", "-p", "a ball", "--set", "runtime.platform=cpu", "--set", "request.num_frames=25"];
+        let small =
+            ["--set", "request.width=64", "--set", "request.height=64", "--set", "request.max_sequence_length=64"];
+        let out = support::ltx2().args(common).args(small).args(arguments).output().expect("the binary runs");
+        let said = text(&out.stderr);
+        let errors: Vec<&str> = said.lines().filter(|line| line.starts_with("error: ")).collect();
+        assert!(errors.len() == 1 && words.iter().all(|word| errors[0].contains(word)), "{arguments:?}: {said}");
+        assert_eq!(out.status.code(), Some(code), "{said}");
+    };
+    let dfr = |model: &'static str| ["-c", "ltx2_5_dfr", "-m", model];
+    let with = |set: &'static str| [&dfr(WHOLE_2_5)[..], &["--set", set]].concat();
+    // The model has no temporal upsampler.
+    let words = ["temporal latent upsampler", "model.temporal_upsampler", "--temporal-upsampler"];
+    refused(&with("dfr.temporal_rounds=1"), 1, &words);
+    refused(&with("dfr.temporal_rounds=3"), 2, &["'dfr.temporal_rounds' must be a whole number from 0 to 2, not 3"]);
+    refused(&with("request.num_frames=1"), 2, &["request.num_frames = 1: the pipeline dfr makes 9 frames or more"]);
+    refused(&with("request.width=96"), 2, &["request.width", "multiple of 64"]);
+    refused(&with("conditioning.generated_keyframes=1"), 2, &["dfr has its own"]);
+    refused(&with("dfr.sigmas=[0.5, 0.9]"), 2, &["dfr.sigmas", "0.9 does not fall below 0.5"]);
+    refused(&dfr(TINY), 2, &["pipeline = dfr: this transformer lacks the mark of generated keyframes"]);
+    let other = ["-c", "ltx2_5_distilled", "-m", WHOLE_2_5, "--temporal-rounds", "1"];
+    refused(&other, 2, &["dfr.temporal_rounds = 1", "only the pipeline dfr has rounds"]);
 }

@@ -98,24 +98,27 @@ fn slices() -> impl Iterator<Item = Case> {
     CONFIGS.iter().filter_map(move |(name, _)| of_slice(name))
 }
 
+/// Presets of published models.
+const PRESETS: [&str; 14] = [
+    "ltx2",
+    "ltx2_full_guidance",
+    "ltx2_two_stage",
+    "ltx2_distilled",
+    "ltx2_hq",
+    "ltx2_3",
+    "ltx2_3_two_stage",
+    "ltx2_3_distilled",
+    "ltx2_3_hq",
+    "ltx2_5",
+    "ltx2_5_two_stage",
+    "ltx2_5_distilled",
+    "ltx2_5_hq",
+    "ltx2_5_dfr",
+];
+
 fn cases() -> Vec<Case> {
     let mut all = Vec::new();
-    let presets = [
-        "ltx2",
-        "ltx2_full_guidance",
-        "ltx2_two_stage",
-        "ltx2_distilled",
-        "ltx2_hq",
-        "ltx2_3",
-        "ltx2_3_two_stage",
-        "ltx2_3_distilled",
-        "ltx2_3_hq",
-        "ltx2_5",
-        "ltx2_5_two_stage",
-        "ltx2_5_distilled",
-        "ltx2_5_hq",
-    ];
-    for preset in presets {
+    for preset in PRESETS {
         all.extend([CPU, CUDA, V5P].map(|platform| Case::new(preset, platform)));
     }
     // Whole depth.
@@ -135,6 +138,11 @@ fn cases() -> Vec<Case> {
     for (preset, strength) in [("ltx2", "1.0"), ("ltx2_3", "0.5")] {
         let kept = format!("[{{path: sound.safetensors, start: 1.0, strength: {strength}}}]");
         all.push(Case::new(preset, V5P).set("request.audio_latents", &kept));
+    }
+    // Temporal rounds without sound, and beside it.
+    for (reference, platform) in [("official", CUDA), ("diffusers", V5P)] {
+        let rounds = Case::new("ltx2_5_dfr", platform).set("dfr.temporal_rounds", "2");
+        all.push(rounds.set("reference", reference));
     }
     let staged = Case::new("ltx2_two_stage", CPU);
     all.push(staged.set("request.images", &images(&[(0, "0.9")])));

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::support::drawn::write_decoder;
+use crate::support::drawn::write_component;
 use crate::support::{Case, cases, cpu, needs, plain, quick, relative_l2};
 use ltx2::hlo::{DType, Mesh};
 use ltx2::models::Network;
@@ -28,7 +28,7 @@ fn config(case: &Case) -> DiffusionDecoderConfig {
 
 /// A model folder with the weights that a program reads.
 fn written(case: &Case, network: &Network, folder: &Path) -> Arc<ModelSource> {
-    write_decoder(&case.model, network, &[], folder);
+    write_component(&case.model, "diffusion_decoder", network, &[], folder);
     Arc::new(ModelSource::open(folder.to_str().expect("a path"), &Overrides::default()).expect("opens"))
 }
 

@@ -11,6 +11,7 @@ mod cache;
 mod cfg_bits;
 mod conditions;
 mod context_parallel;
+mod dfr;
 mod diffusion_decoder;
 mod fuzz_regression;
 mod fuzz_seeds;

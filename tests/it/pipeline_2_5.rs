@@ -5,8 +5,8 @@ use std::fs;
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use crate::support::drawn::write_decoder;
-use crate::support::{Case, case, cpu, dumped, dumping, generate, needs, open, plain, thresholds};
+use crate::support::drawn::write_component;
+use crate::support::{Case, case, cpu, dumped, dumping, generate, link_parts, needs, open, plain, thresholds};
 use ltx2::config::Config;
 use ltx2::hlo::DType;
 use ltx2::models::diffusion_decoder::{DiffusionDecoderConfig, program};
@@ -98,17 +98,13 @@ fn two_distilled_passes_agree_with_the_reference() {
 
 /// The model with a diffusion decoder beside the convolutional one, whose latents have a mean and deviation of their own.
 fn with_diffusion_decoder(folder: &Path) -> String {
-    for part in fs::read_dir(MODEL).expect("a folder") {
-        let part = fs::canonicalize(part.expect("an entry").path()).expect("a path");
-        let name = if part.is_dir() { part.file_name() } else { Some("model_index.json".as_ref()) };
-        std::os::unix::fs::symlink(&part, folder.join(name.expect("a name"))).expect("a link");
-    }
+    link_parts(MODEL, folder);
     let model = Path::new("tests/fixtures/models/diffusion_d");
     let text = fs::read_to_string(model.join("diffusion_decoder/config.json")).expect("a file");
     let config = DiffusionDecoderConfig::from_json(&serde_json::from_str(&text).expect("JSON")).expect("valid");
     let network = program(&config, [1, 2, 2, 2], Pixels::Values, &plain(DType::F32)).expect("builds");
     let statistics: [(&str, &[f32]); 2] = [("latents_mean", &[0.25, -0.5]), ("latents_std", &[1.5, 0.75])];
-    write_decoder(model, &network, &statistics, folder);
+    write_component(model, "diffusion_decoder", &network, &statistics, folder);
     folder.to_str().expect("a path").to_string()
 }
 

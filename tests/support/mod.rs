@@ -11,7 +11,7 @@ pub mod single_file;
 pub mod thresholds;
 pub mod tpu;
 
-use ltx2::request::{Noising, Request, Shapes};
+use ltx2::request::{Draws, Noising, Request, Shapes};
 use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
 use std::ops::ControlFlow;
@@ -42,7 +42,7 @@ use ltx2::pjrt::discover::{self, Platform};
 use ltx2::pjrt::{Client, ClientOptions, CpuOptions, OptionValue, Plugin};
 use ltx2::runtime::{Engine, EngineOptions};
 use ltx2::sampling::Euler;
-use ltx2::sampling::denoise::{DenoiseShape, denoise, prepare};
+use ltx2::sampling::denoise::{AudioRole, DenoiseShape, denoise, prepare};
 use ltx2::sampling::guidance::{Branch, RescaleScope, Scales};
 use ltx2::sampling::sigmas;
 use ltx2::tensor::Tensor;
@@ -326,6 +326,15 @@ pub fn open(client: &Client, model: &str, build: Build) -> Runner {
     Runner::new(model, executor, build)
 }
 
+/// Links to a model's parts in another folder.
+pub fn link_parts(model: &str, folder: &Path) {
+    for part in std::fs::read_dir(model).expect("a folder") {
+        let part = std::fs::canonicalize(part.expect("an entry").path()).expect("a path");
+        let name = if part.is_dir() { part.file_name() } else { Some("model_index.json".as_ref()) };
+        std::os::unix::fs::symlink(&part, folder.join(name.expect("a name"))).expect("a link");
+    }
+}
+
 /// Runs that keep their intermediate tensors.
 pub fn dumping(chunk: Option<usize>) -> RunOptions {
     RunOptions { chunk, dump: true, ..RunOptions::default() }
@@ -376,8 +385,10 @@ pub fn request(case: &Case, models: &Model) -> Request {
         height,
         num_frames,
         frame_rate,
+        position_rate: None,
         seed: number("seed"),
         noise: ltx2::config::Noise::Torch,
+        draws: Draws::Latents,
         sigmas: sigmas.expect("a schedule"),
         scales: Av::NAMES.map(scales),
         stg_blocks: Av::both(
@@ -389,8 +400,10 @@ pub fn request(case: &Case, models: &Model) -> Request {
         cross: CrossTimestep::GateOnly,
         first_frame_marker: true,
         noising: Noising::Latents,
+        audio: AudioRole::Denoised,
         positions: DType::F32,
         conditions: Default::default(),
+        dfr: None,
         refine: None,
         tiling: None,
     }

@@ -7,7 +7,7 @@ use crate::sampling::noise::TorchRng;
 use crate::sampling::sampler::{Evaluation, Sampler, Schedule, StepNoise, StreamState};
 
 /// The generator's seed follows the request's at this distance (Lightricks' ltx-pipelines).
-const SEED_OFFSET: u64 = 10_000;
+pub const SEED_OFFSET: u64 = 10_000;
 
 /// Noise of ancestral steps: whose generator, and in which type.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -28,6 +28,8 @@ pub struct EulerAncestral {
     pub eta: f64,
     /// Seed of the generator, in place of one that follows the request's.
     pub noise_seed: Option<u64>,
+    /// Distance at which that follows the request's.
+    pub seed_offset: u64,
     /// Generator and type of the noise.
     pub draws: StepDraws,
 }
@@ -62,7 +64,7 @@ impl Sampler for EulerAncestral {
     /// Video before audio, each token's channels in turn.
     fn generator(&self, seed: u64) -> StepNoise {
         let draws = self.draws;
-        let own = self.noise_seed.or((draws != StepDraws::Continued).then_some(seed.wrapping_add(SEED_OFFSET)));
+        let own = self.noise_seed.or((draws != StepDraws::Continued).then_some(seed.wrapping_add(self.seed_offset)));
         let mut rng = TorchRng::new(own.unwrap_or(seed));
         let mut behind_start = own.is_none();
         Box::new(move |tokens| {
@@ -92,7 +94,7 @@ mod tests {
     use crate::av::Av;
 
     fn sampler(eta: f64, draws: StepDraws) -> EulerAncestral {
-        EulerAncestral { eta, noise_seed: None, draws }
+        EulerAncestral { eta, noise_seed: None, seed_offset: SEED_OFFSET, draws }
     }
 
     /// `tests/fixtures/samplers/euler_ancestral.tsv`: levels, eta, and the factors that Lightricks' own step has.

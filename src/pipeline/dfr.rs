@@ -1,0 +1,218 @@
+//! Rounds behind the passes of DFR: the temporal upsampler doubles the frames, then each tile of the canvas is denoised between the
+//! keyframes of the round before.
+
+use std::ops::Range;
+
+use ndarray::{Array3, Array5, ArrayView5, Axis as Dim, s};
+
+use super::denoising::{Before, Denoised, Names};
+use super::error::{PipelineError, Result};
+use super::phase::Phase;
+use super::run::Run;
+use super::tensors::fixed;
+use crate::av::Av;
+use crate::models::transformer::TransformerConfig;
+use crate::request::{Dfr, KeyframeSource, Request, Round, Shapes};
+use crate::runtime::Outputs;
+use crate::sampling::denoise::AudioRole;
+use crate::sampling::latents::VideoShape;
+
+impl Run<'_> {
+    /// Rounds behind a request's second pass, of latents of `shapes`; then the canvas is cut to the video's frames, which `shapes`
+    /// has from here on.
+    ///
+    /// # Errors
+    /// Those of [`Run::rounds`].
+    pub(crate) fn behind_passes(
+        &mut self,
+        dfr: &Dfr,
+        request: &Request,
+        second: &Request,
+        shapes: &mut Shapes,
+        made: Denoised,
+        text: &Outputs,
+    ) -> Result<Av<Array3<f32>>> {
+        for (name, tokens) in [("stage_2.latents.video", &made.tokens.video), ("stage_2.keyframes", &made.generated)] {
+            let latents = self.unpacked(tokens, shapes.video)?;
+            self.keep_latents(name, &latents)?;
+        }
+        let frame = shapes.frame_tokens();
+        let audio = made.tokens.audio.clone();
+        let video = match dfr.temporal_rounds {
+            0 => made.tokens.video,
+            _ => {
+                self.runner.executor.enter(1)?;
+                let video = self.rounds(dfr, second, shapes.video, made, text)?;
+                self.ends(Phase::Round);
+                video
+            }
+        };
+        let compression = self.runner.model.sizes.video_grid.temporal_compression;
+        shapes.video.frames = (request.output_frames() - 1) / compression + 1;
+        Ok(Av { video: video.slice(s![.., ..shapes.video.frames * frame, ..]).to_owned(), audio })
+    }
+
+    /// All rounds behind a request's second pass, of latents of `shape`: normalised video tokens of the last canvas. Sound stays
+    /// what it was.
+    ///
+    /// # Errors
+    /// What is wrong with program, parameters or device; an interrupt.
+    fn rounds(
+        &mut self,
+        dfr: &Dfr,
+        second: &Request,
+        shape: VideoShape,
+        before: Denoised,
+        text: &Outputs,
+    ) -> Result<Array3<f32>> {
+        let shape = VideoShape { batch: self.batch.size(), ..shape };
+        let rounds = dfr.rounds();
+        let of_tile = dfr.sigmas.len() - 1;
+        let mut ahead = of_tile * rounds.iter().map(|round| round.tiles.len()).sum::<usize>();
+        let mut behind = 0;
+        let mut video = self.unpacked(&before.tokens.video, shape)?;
+        let mut keyframes = self.unpacked(&before.generated, shape)?;
+        for round in &rounds {
+            video = self.doubled(video, round)?;
+            let (mut kept, mut slots) = (Vec::new(), Vec::new());
+            for (at, tile) in round.tiles.iter().enumerate() {
+                let request = dfr.tile(second, round, at);
+                let own = frames(&video, tile.latents.clone());
+                let seeds = tile.seeds();
+                let start = Before {
+                    tokens: Av {
+                        video: self.packed(own)?,
+                        audio: self.tile_sound(dfr, second, &request, round, at, &before.tokens.audio)?,
+                    },
+                    generated: Some(self.packed(own.select(Dim(2), &seeds).view())?),
+                    carried: Some(self.packed(frames(&keyframes, tile.anchors.clone()))?),
+                };
+                ahead -= of_tile;
+                let names = Names::of_tile(round.number, at, [behind, ahead]);
+                behind += of_tile;
+                let pass = self.begin(&request, Some(start), names)?;
+                let made = self.denoise(pass, text, None)?;
+                let made_video = self.unpacked(&made.tokens.video, shape)?;
+                kept.push(made_video.slice(s![.., .., tile.dropped.., .., ..]).to_owned());
+                slots.push(self.unpacked(&made.generated, shape)?);
+            }
+            video = concatenated(&kept)?;
+            keyframes = carried(&keyframes, &concatenated(&slots)?, &round.sources)?;
+            self.keep_latents(&format!("round_{}.latents.video", round.number), &video)?;
+            self.keep_latents(&format!("round_{}.keyframes", round.number), &keyframes)?;
+        }
+        self.packed(video.view())
+    }
+
+    /// Normalised latents of twice the frames but one.
+    fn doubled(&mut self, mut video: Array5<f32>, round: &Round) -> Result<Array5<f32>> {
+        self.runner.model.statistics.video.denormalize(&mut video, 1)?;
+        let upsampled = self.runner.temporal_upsampler(video)?.run(&self.runner.executor)?;
+        self.clock.wait(&upsampled)?;
+        let mut video: Array5<f32> = fixed(upsampled.tensor("latents")?.into_f32())?;
+        let (made, want) = (video.dim().2, round.canvas.latents());
+        if made != want {
+            let why = format!("the temporal upsampler makes {made} latent frames, the round has {want}");
+            return Err(PipelineError::Input(why));
+        }
+        self.runner.model.statistics.video.normalize(&mut video, 1)?;
+        Ok(video)
+    }
+
+    /// The sound beside a tile, as normalised tokens: the part of the whole that lasts as long, or none.
+    fn tile_sound(
+        &self,
+        dfr: &Dfr,
+        second: &Request,
+        request: &Request,
+        round: &Round,
+        at: usize,
+        sound: &Array3<f32>,
+    ) -> Result<Array3<f32>> {
+        let count = Shapes::of(&self.runner.model.sizes, request)?.audio.length;
+        if request.audio == AudioRole::Absent {
+            let TransformerConfig { audio_in_channels, .. } = self.runner.model.sizes.transformer;
+            return Ok(Array3::zeros((self.batch.size(), count, audio_in_channels)));
+        }
+        let tile = &round.tiles[at];
+        let seconds = |frames: usize, rate: f64| frames as f64 / rate;
+        let rate = second.frame_rate * (1 << round.number) as f64;
+        let whole = seconds(dfr.canvas.frames, second.frame_rate);
+        let part = |frames: usize| seconds(frames, rate) / whole * sound.dim().1 as f64;
+        Ok(resampled(sound, part(*tile.frames.start()), part(tile.num_frames()), count))
+    }
+
+    /// Tokens to normalised latents of as many frames as they are.
+    pub(crate) fn unpacked(&self, tokens: &Array3<f32>, shape: VideoShape) -> Result<Array5<f32>> {
+        let grid = &self.runner.model.sizes.video_grid;
+        let frame = grid.tokens(&VideoShape { frames: 1, ..shape });
+        let (batch, tokens_in_all, _) = tokens.dim();
+        Ok(grid.unpack(tokens.view(), &VideoShape { batch, frames: tokens_in_all / frame, ..shape })?)
+    }
+
+    /// Latents to tokens.
+    fn packed(&self, latents: ArrayView5<f32>) -> Result<Array3<f32>> {
+        Ok(self.runner.model.sizes.video_grid.pack(latents)?)
+    }
+
+    /// Dumps normalised latents, un-normalised.
+    pub(crate) fn keep_latents(&mut self, name: &str, latents: &Array5<f32>) -> Result<()> {
+        if self.dump.is_wanted() {
+            let mut latents = latents.clone();
+            self.runner.model.statistics.video.denormalize(&mut latents, 1)?;
+            self.dump.keep_row(name, &latents, 1, 0);
+        }
+        Ok(())
+    }
+}
+
+/// Latent frames of `[b, c, f, h, w]`.
+fn frames(latents: &Array5<f32>, range: Range<usize>) -> ArrayView5<'_, f32> {
+    latents.slice(s![.., .., range, .., ..])
+}
+
+fn concatenated(parts: &[Array5<f32>]) -> Result<Array5<f32>> {
+    let views: Vec<_> = parts.iter().map(|part| part.view()).collect();
+    ndarray::concatenate(Dim(2), &views).map_err(|e| PipelineError::Bug(e.to_string()))
+}
+
+/// Keyframes that the next round has.
+fn carried(before: &Array5<f32>, slots: &Array5<f32>, sources: &[KeyframeSource]) -> Result<Array5<f32>> {
+    let one = |source: &KeyframeSource| match source {
+        KeyframeSource::Before(at) => frames(before, *at..at + 1),
+        KeyframeSource::Slot(at) => frames(slots, *at..at + 1),
+    };
+    let all: Vec<_> = sources.iter().map(one).collect();
+    ndarray::concatenate(Dim(2), &all).map_err(|e| PipelineError::Bug(e.to_string()))
+}
+
+/// `count` tokens at equal distances over `span` tokens `[b, n, c]` from `start` on, each between its two neighbours; the
+/// last one stays at the end.
+fn resampled(tokens: &Array3<f32>, start: f64, span: f64, count: usize) -> Array3<f32> {
+    let (b, n, c) = tokens.dim();
+    let last = n - 1;
+    let (start, distance) = (start as f32, (span / count as f64) as f32);
+    let mut out = Array3::zeros((b, count, c));
+    for (i, mut token) in out.axis_iter_mut(Dim(1)).enumerate() {
+        let at = (start + distance * i as f32).clamp(0.0, last as f32);
+        let low = at as usize;
+        let part = at - low as f32;
+        let [low, high] = [low, (low + 1).min(last)].map(|at| tokens.index_axis(Dim(1), at));
+        token.assign(&(&low * (1.0 - part) + &high * part));
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Between two tokens, and at the end of the sound.
+    #[test]
+    fn sound_of_a_tile_lies_between_tokens() {
+        let tokens = Array3::from_shape_fn((1, 4, 2), |(_, n, c)| (10 * n + c) as f32);
+        let got = resampled(&tokens, 1.0, 3.0, 6);
+        assert_eq!(got.slice(s![0, .., 0]).to_vec(), [10.0, 15.0, 20.0, 25.0, 30.0, 30.0]);
+        assert_eq!(got.slice(s![0, .., 1]).to_vec(), [11.0, 16.0, 21.0, 26.0, 31.0, 31.0]);
+    }
+}

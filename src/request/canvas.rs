@@ -1,0 +1,238 @@
+//! The canvas of a video with generated keyframes (DFR), and the tiles that a temporal round denoises it in: frames and
+//! latent frames alone, no tensors.
+
+use std::collections::BTreeMap;
+use std::ops::{Range, RangeInclusive};
+
+use super::RequestError;
+
+/// Latent frames between two keyframes: the number that pads a video least, of equals the larger.
+const SEGMENTS: [usize; 2] = [3, 4];
+
+/// A video's frames, padded to whole segments, with a keyframe at the end of each.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Canvas {
+    /// Number of frames, the padding included.
+    pub frames: usize,
+    /// Frames that keyframes stand for, from 0, rising: the last frame is one, frame 0 is none.
+    pub keyframes: Vec<usize>,
+    /// Frames that a latent frame covers.
+    compression: usize,
+}
+
+/// A window of a canvas that a temporal round denoises by itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TemporalTile {
+    /// Latent frames.
+    pub latents: Range<usize>,
+    /// Latent frames at its start that the tile before has too, and keeps.
+    pub dropped: usize,
+    /// Frames of the canvas.
+    pub frames: RangeInclusive<usize>,
+    /// Keyframes of the round before within it, as indices of [`Canvas::keyframes`].
+    pub anchors: Range<usize>,
+    /// Frames that it generates keyframes of: the middle of each segment.
+    pub slots: Vec<usize>,
+    /// Frames that a latent frame covers.
+    compression: usize,
+}
+
+impl Canvas {
+    /// The canvas of a video of `frames`, of which a latent frame covers `compression`.
+    ///
+    /// # Errors
+    /// A video shorter than two latent frames.
+    pub fn of(frames: usize, compression: usize) -> Result<Self, RequestError> {
+        let content = frames.saturating_sub(1);
+        if content < compression {
+            let least = compression + 1;
+            return Err(RequestError::Usage(format!(
+                "request.num_frames = {frames}: the pipeline dfr makes {least} frames or more, its keyframes lie {} apart",
+                SEGMENTS[0] * compression
+            )));
+        }
+        let padding = |segment: usize| content.next_multiple_of(segment) - content;
+        let [short, long] = SEGMENTS.map(|latents| latents * compression);
+        let segment = if padding(short) < padding(long) { short } else { long };
+        let count = content.div_ceil(segment);
+        let keyframes = (1..=count).map(|n| n * segment).collect();
+        Ok(Canvas { frames: count * segment + 1, keyframes, compression })
+    }
+
+    /// The same time at twice the frame rate.
+    #[must_use]
+    pub fn doubled(&self) -> Self {
+        let keyframes = self.keyframes.iter().map(|frame| 2 * frame).collect();
+        Canvas { frames: 2 * (self.frames - 1) + 1, keyframes, compression: self.compression }
+    }
+
+    /// Latent frames.
+    pub fn latents(&self) -> usize {
+        (self.frames - 1) / self.compression + 1
+    }
+
+    /// Windows of whole segments, dealt evenly over `count` tiles, the first ones with one more; fewer where segments are.
+    /// Each but the first begins a segment earlier, so that what it drops holds its own first latent frame, which stands for
+    /// a single frame, and the next one, which has seen that.
+    pub fn tiles(&self, count: usize) -> Vec<TemporalTile> {
+        let border = |at: usize| if at == 0 { 0 } else { self.keyframes[at - 1] };
+        let segments = self.keyframes.len();
+        let count = count.clamp(1, segments.max(1));
+        let own = |n: usize| segments / count + usize::from(n < segments % count);
+        let mut behind = 0;
+        let tile = |n: usize| {
+            let (first, end) = (behind, behind + own(n));
+            behind = end;
+            let start = first.saturating_sub(1);
+            let latents = border(start) / self.compression..border(end) / self.compression + 1;
+            let lead = border(first) / self.compression - latents.start;
+            TemporalTile {
+                dropped: if n == 0 { 0 } else { lead + 1 },
+                frames: border(start)..=border(end),
+                // Frame 0 of the video has no keyframe.
+                anchors: start.saturating_sub(1)..end,
+                slots: (start..end).map(|at| (border(at) + border(at + 1)) / 2).collect(),
+                latents,
+                compression: self.compression,
+            }
+        };
+        (0..count).map(tile).collect()
+    }
+
+    /// The canvas behind a round on these tiles, with a keyframe between any two of the round before, and where each comes from:
+    /// one that a tile generated is taken before the one of its frame that was there, and of two tiles that of the first.
+    pub fn carried(&self, tiles: &[TemporalTile]) -> (Self, Vec<KeyframeSource>) {
+        let before = self.keyframes.iter().enumerate().map(|(at, frame)| (*frame, KeyframeSource::Before(at)));
+        let slots: Vec<usize> = tiles.iter().flat_map(|tile| tile.slots.iter().copied()).collect();
+        let made = slots.iter().enumerate().rev().map(|(at, frame)| (*frame, KeyframeSource::Slot(at)));
+        let all: BTreeMap<usize, KeyframeSource> = before.chain(made).collect();
+        let (keyframes, sources) = all.into_iter().unzip();
+        (Canvas { keyframes, ..*self }, sources)
+    }
+}
+
+/// Origin of a keyframe that the next round has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeyframeSource {
+    /// The keyframe of the round before, by its index.
+    Before(usize),
+    /// A keyframe that a tile generated, by its index among those of all tiles.
+    Slot(usize),
+}
+
+impl TemporalTile {
+    /// Number of its frames.
+    pub fn num_frames(&self) -> usize {
+        self.frames.end() - self.frames.start() + 1
+    }
+
+    /// Latent frames of the tile that its generated keyframes start from: the nearest ones.
+    pub fn seeds(&self) -> Vec<usize> {
+        let last = self.latents.len() - 1;
+        let nearest = |frame: &usize| self.local(*frame) as f64 / self.compression as f64;
+        self.slots.iter().map(|frame| (nearest(frame).round_ties_even() as usize).min(last)).collect()
+    }
+
+    /// A frame of the canvas as one of the tile.
+    ///
+    /// # Panics
+    /// A frame before the tile.
+    pub fn local(&self, frame: usize) -> usize {
+        frame.checked_sub(*self.frames.start()).expect("a frame of the tile")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn canvas(frames: usize) -> Canvas {
+        Canvas::of(frames, 8).expect("long enough")
+    }
+
+    #[test]
+    fn segments_pad_least() {
+        let cases = [
+            (121, 121, 24),
+            (97, 97, 32),
+            (65, 65, 32),
+            (25, 25, 24),
+            (17, 25, 24),
+            (129, 129, 32),
+            (241, 241, 24),
+            (257, 257, 32),
+        ];
+        for (frames, padded, segment) in cases {
+            let canvas = canvas(frames);
+            assert_eq!((canvas.frames, canvas.keyframes[0]), (padded, segment), "{frames}");
+            assert!(canvas.keyframes.iter().enumerate().all(|(n, frame)| *frame == (n + 1) * segment));
+            assert_eq!(canvas.keyframes.last(), Some(&(padded - 1)));
+        }
+        let short = Canvas::of(1, 8).expect_err("no segment").to_string();
+        assert_eq!(
+            short,
+            "request.num_frames = 1: the pipeline dfr makes 9 frames or more, its keyframes lie 24 apart"
+        );
+    }
+
+    /// Two rounds of 121 frames: latent frames, dropped ones, frames and slots of each tile.
+    #[test]
+    fn tiles_of_121_frames() {
+        let first = canvas(121).doubled();
+        let tiles = first.tiles(2);
+        let short = |t: &TemporalTile| (t.latents.clone(), t.dropped, t.frames.clone(), t.slots.clone());
+        let want = [(0..19, 0, 0..=144, vec![24, 72, 120]), (12..31, 7, 96..=240, vec![120, 168, 216])];
+        assert_eq!(tiles.iter().map(short).collect::<Vec<_>>(), want);
+        assert_eq!((tiles[1].num_frames(), tiles[1].local(120), tiles[1].seeds()), (145, 24, vec![3, 9, 15]));
+
+        let (carry, sources) = first.carried(&tiles);
+        assert_eq!(carry.keyframes, [24, 48, 72, 96, 120, 144, 168, 192, 216, 240]);
+        use KeyframeSource::{Before, Slot};
+        // 120 is generated twice: the first tile's stays.
+        let want = [Slot(0), Before(0), Slot(1), Before(1), Slot(2), Before(2), Slot(4), Before(3), Slot(5), Before(4)];
+        assert_eq!(sources, want);
+
+        let second = carry.doubled();
+        assert_eq!((second.frames, second.latents()), (481, 61));
+        let short = |t: &TemporalTile| (t.latents.clone(), t.dropped, t.frames.clone());
+        let tiles: Vec<_> = second.tiles(4).iter().map(short).collect();
+        assert_eq!(tiles, [(0..19, 0, 0..=144), (12..37, 7, 96..=288), (30..49, 7, 240..=384), (42..61, 7, 336..=480)]);
+    }
+
+    /// A generated keyframe takes the place of one that is there at its frame.
+    #[test]
+    fn a_slot_is_taken_before_a_keyframe_of_its_frame() {
+        let canvas = canvas(25).doubled();
+        let mut tiles = canvas.tiles(1);
+        tiles[0].slots.push(48);
+        assert_eq!(canvas.carried(&tiles).1, [KeyframeSource::Slot(0), KeyframeSource::Slot(1)]);
+    }
+
+    /// `tests/fixtures/dfr/layout.json`: diffusers' own canvas and tiles of many numbers of frames. Together the tiles are the
+    /// whole canvas, once.
+    #[test]
+    fn canvases_and_tiles_are_the_reference_s() {
+        type Tile = (usize, usize, usize, usize, usize, Vec<usize>, Vec<usize>);
+        type Case = (usize, usize, Vec<usize>, [Vec<Tile>; 2]);
+        let cases: Vec<Case> =
+            serde_json::from_str(include_str!("../../tests/fixtures/dfr/layout.json")).expect("the fixture parses");
+        assert_eq!(cases.len(), 28);
+        for (frames, padded, keyframes, rounds) in cases {
+            let mut canvas = canvas(frames);
+            assert_eq!((canvas.frames, &canvas.keyframes), (padded, &keyframes), "{frames}");
+            for (round, want) in rounds.into_iter().enumerate() {
+                canvas = canvas.doubled();
+                let tiles = canvas.tiles(2 << round);
+                let as_written = |t: &TemporalTile| -> Tile {
+                    let (start, end) = t.frames.clone().into_inner();
+                    let anchors = canvas.keyframes[t.anchors.clone()].to_vec();
+                    (t.latents.start, t.latents.end, t.dropped, start, end, anchors, t.slots.clone())
+                };
+                assert_eq!(tiles.iter().map(as_written).collect::<Vec<_>>(), want, "{frames}, round {}", round + 1);
+                let kept = tiles.iter().flat_map(|t| t.latents.start + t.dropped..t.latents.end);
+                assert!(kept.eq(0..canvas.latents()), "{frames}");
+                canvas = canvas.carried(&tiles).0;
+            }
+        }
+    }
+}

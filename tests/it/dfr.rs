@@ -1,0 +1,98 @@
+//! DFR from prompt to frames and sound against diffusers' pipelines, each pass and each round (scripts/oracle/cases_dfr.py).
+//! The same seed draws the same noise in both.
+
+use std::fs;
+use std::path::Path;
+
+use crate::support::drawn::write_component;
+use crate::support::{Case, case, cpu, dumped, dumping, generate, link_parts, needs, open, plain, thresholds};
+use ltx2::config::Config;
+use ltx2::hlo::DType;
+use ltx2::models::upsampler::{UpsamplerConfig, program};
+use ltx2::pipeline::options::RunOptions;
+use ltx2::pipeline::{Generated, Runner};
+use ltx2::request::Request;
+
+const PART: &str = "temporal_latent_upsampler";
+
+/// The model with a temporal upsampler.
+fn model(folder: &Path) -> String {
+    link_parts("tests/fixtures/models/tiny_2_5", folder);
+    let source = Path::new("tests/fixtures/models/dfr_temporal");
+    let text = fs::read_to_string(source.join(PART).join("config.json")).expect("a file");
+    let config = UpsamplerConfig::from_json(&serde_json::from_str(&text).expect("JSON")).expect("valid");
+    let network = program(&config, [1, 2, 2, 2], &plain(DType::F32)).expect("builds");
+    write_component(source, PART, &network, &[], folder);
+    folder.to_str().expect("a path").to_string()
+}
+
+/// The preset with a case's sizes, words and seed.
+fn config(case: &Case, model: &str) -> Config {
+    let s = &case.scalars;
+    let mut set = vec![
+        format!("model.path={model}"),
+        "runtime.dtype=f32".to_string(),
+        format!("reference={}", s["reference"].as_str().expect("a word")),
+        format!("dfr.temporal_rounds={}", s["temporal_rounds"]),
+        // The model's scheduler is that of a dev transformer, the case's is not.
+        "sampler.sigma_shift=official".to_string(),
+    ];
+    for key in
+        ["prompt", "negative_prompt", "width", "height", "num_frames", "frame_rate", "max_sequence_length", "seed"]
+    {
+        set.push(format!("request.{key}={}", s[key]));
+    }
+    let images =
+        s.get("images").and_then(|images| images.as_array()).map_or(&[][..], Vec::as_slice).iter().map(|image| {
+            let [name, frame, strength] = ["name", "frame", "strength"].map(|key| &image[key]);
+            let path = format!("tests/fixtures/images/{}", name.as_str().expect("a name"));
+            format!("{{path: {path}, frame: {frame}, strength: {strength}, crf: 0}}")
+        });
+    set.push(format!("request.images=[{}]", images.collect::<Vec<_>>().join(", ")));
+    Config::load("ltx2_5_dfr", set).expect("a configuration")
+}
+
+/// Runs a case and compares every tensor that it holds. `folder` is the model's.
+fn agrees(name: &str, folder: &Path) -> (Runner, Request, Generated) {
+    let case = case("dfr", Path::new(&format!("tests/fixtures/cases/dfr/{name}.safetensors")));
+    let config = config(&case, &model(folder));
+    let mut runner = open(&cpu(8), &config.model.path, plain(DType::F32));
+    let job = config.jobs().expect("a prompt").remove(0);
+    let request = runner.model.request(&config, &job).expect("a request");
+    let made = generate(&mut runner, &request, &dumping(None));
+    let limit = thresholds::row(&case.name).f32();
+    let names: Vec<&str> = case.outputs.keys().map(|name| name.trim_end_matches(".strided")).collect();
+    let distances: Vec<f64> = names.iter().map(|name| case.distance(name, dumped(&made, name))).collect();
+    names.iter().zip(&distances).for_each(|(name, distance)| eprintln!("{} {name}: {distance:.1e}", case.name));
+    assert!(distances.iter().all(|distance| *distance <= limit), "{}: {distances:?}", case.name);
+
+    let number = |key: &str| case.scalars[key].as_f64().expect("a number");
+    let scale = 2f64.powi(number("temporal_rounds") as i32);
+    assert_eq!(made.frame_rate, number("frame_rate") * scale);
+    assert_eq!(made.frames.data().dim().0 as f64, (number("num_frames") - 1.0) * scale + 1.0);
+    (runner, request, made)
+}
+
+/// Tiles that attend to the sound of the first pass; 48 frames a second are placed as 60.
+#[needs(cpu)]
+fn a_round_by_diffusers() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (mut runner, request, made) = agrees("diffusers", folder.path());
+    let bytes = generate(&mut runner, &request, &RunOptions::default());
+    assert_eq!(bytes.frames.data(), made.frames.data());
+}
+
+/// Tiles without sound, placed at 48 frames a second.
+#[needs(cpu)]
+fn a_round_by_lightricks() {
+    let folder = tempfile::tempdir().expect("a folder");
+    agrees("official", folder.path());
+}
+
+/// Two rounds of a video with images of some strength, the later one in every round's tile where it is by then; a canvas that is
+/// padded, and positions of all passes at 60 frames a second.
+#[needs(cpu)]
+fn two_rounds_with_images() {
+    let folder = tempfile::tempdir().expect("a folder");
+    agrees("images", folder.path());
+}
