@@ -13,7 +13,7 @@ macro_rules! shipped {
 }
 
 /// The configurations, by name.
-pub const CONFIGS: [(&str, &str); 33] = [
+pub const CONFIGS: [(&str, &str); 36] = [
     config!("ltx2"),
     config!("ltx2_full_guidance"),
     config!("ltx2_two_stage"),
@@ -39,13 +39,16 @@ pub const CONFIGS: [(&str, &str); 33] = [
     config!("tpu/v6e-4-int8"),
     config!("tpu/v6e-8"),
     config!("tpu/v6e-8-2_3"),
+    config!("tpu/v6e-8-2_5"),
     config!("tpu/v6e-8-int8"),
     config!("tpu/v6e-8-large"),
     config!("tpu/v6e-16"),
     config!("tpu/v6e-64"),
     config!("tpu/v5p-8"),
+    config!("tpu/v5p-8-2_5"),
     config!("tpu/v5p-32"),
     config!("tpu/tpu7x-8"),
+    config!("tpu/tpu7x-8-2_5"),
     config!("tpu/tpu7x-8-2_3-large"),
 ];
 

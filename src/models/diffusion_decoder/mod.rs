@@ -9,6 +9,7 @@ mod padding;
 #[cfg(test)]
 mod tests;
 mod tiles;
+mod window_features;
 
 pub use config::DiffusionDecoderConfig;
 pub use model::{noise_shape, program};

@@ -9,8 +9,9 @@
 
 use std::ops::Range;
 
+use super::window_features;
 use crate::hlo::{Builder, Comparison, DType, Type, Value};
-use crate::nn::{Attention, Axis, MASK_VALUE, Padding, Params, ShardedDim, SpatialShards};
+use crate::nn::{Attention, Axis, MASK_VALUE, Padding, Params, ShardedDim, SpatialShards, WindowForm};
 
 /// Frames, rows and columns of a block of queries: larger ones waste less of their slabs' borders, and need more memory.
 const BLOCK: [usize; 3] = [4, 8, 8];
@@ -154,9 +155,16 @@ pub(super) fn attention(
         };
         let query = cut(q, &query_t, time.block, 0);
         let [key, value] = [&k, &v].map(|x| cut(x, &key_t, time.slab, 1));
-        let bias = repeated(&joint_bias(&time.bias(b, &query_t, &key_t), &row_bias, &column_bias), q.dim(0));
-        let sequence = [Axis::Replicated; 2];
-        let o = Attention { q: &query, k: &key, v: &value, bias: Some(&bias), scale, sequence }.here(p);
+        let time_bias = time.bias(b, &query_t, &key_t);
+        let biases = [&time_bias, &row_bias, &column_bias];
+        let o = match p.lowering().windows {
+            WindowForm::Bias => {
+                let bias = repeated(&joint_bias(biases), q.dim(0));
+                let sequence = [Axis::Replicated; 2];
+                Attention { q: &query, k: &key, v: &value, bias: Some(&bias), scale, sequence }.here(p)
+            }
+            WindowForm::Features => window_features::attention(p, [&query, &key, &value], biases, scale),
+        };
         let o = unbatched(&o, places, [time.block, rows.block, columns.block]);
         done.dynamic_update(1, &query_t, &columns.joined(&rows.joined(&o, 2), 3))
     };
@@ -178,10 +186,10 @@ fn unbatched(x: &Value, [n, m]: [usize; 2], [t, h, w]: [usize; 3]) -> Value {
     y.reshape(vec![b, t, n * h, m * w, heads, dim])
 }
 
-/// Biases of the axes as one of all cells, `[places, 1, queries, keys]`: of `time [1, block, slab]`, and of rows and columns
-/// `[blocks, block, slab]`.
-fn joint_bias(time: &Value, rows: &Value, columns: &Value) -> Value {
-    let sum = [time, rows, columns].into_iter().enumerate().map(|(axis, x)| {
+/// Biases of the axes as one of all cells, `[places, 1, queries, keys]`: of frames `[1, block, slab]`, and of rows and
+/// columns `[blocks, block, slab]`.
+fn joint_bias(biases: [&Value; 3]) -> Value {
+    let sum = biases.into_iter().enumerate().map(|(axis, x)| {
         let mut dims = vec![1; 8];
         (dims[2 + axis], dims[5 + axis]) = (x.dim(1), x.dim(2));
         if axis > 0 {
