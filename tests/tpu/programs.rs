@@ -14,15 +14,25 @@ fn collectives(
     layout: &'static str,
     target: &'static str,
 ) -> (Compiled, BTreeMap<CollectiveKind, Traffic>) {
+    collectives_of("ltx2", program, layout, target)
+}
+
+/// The same of another generation.
+fn collectives_of(
+    config: &'static str,
+    program: ProgramKind,
+    layout: &'static str,
+    target: &'static str,
+) -> (Compiled, BTreeMap<CollectiveKind, Traffic>) {
     let mesh = if layout == "tensor" { "tensor=8" } else { "context=8" };
-    let done = compiled(Case { program, ..Case::denoise(layout, mesh, target) });
+    let done = compiled(Case { config, program, ..Case::denoise(layout, mesh, target) });
     let mut all: BTreeMap<CollectiveKind, Traffic> = BTreeMap::new();
     for c in &done.report.collectives {
         let sum = all.entry(c.kind).or_default();
         sum.runs += c.times;
         sum.megabytes += c.times * c.bytes / 1e6;
     }
-    eprintln!("{} {layout} {target}: {:.0} s, {:?}, {all:?}", program.name(), done.seconds, done.memory);
+    eprintln!("{config} {} {layout} {target}: {:.0} s, {:?}, {all:?}", program.name(), done.seconds, done.memory);
     assert!(done.memory.arguments > 0 && done.report.stack_copies.is_empty(), "{:?}", done.report.stack_copies);
     (done, all)
 }
@@ -33,7 +43,7 @@ struct Traffic {
     megabytes: f64,
 }
 
-/// Gemma-3's blocks.
+/// Gemma-3's blocks, and Gemma-4's.
 const BLOCKS: f64 = 48.0;
 /// Two prompts of 1024 tokens, 3840 wide, in bf16.
 const HIDDEN: f64 = 2.0 * 1024.0 * 3840.0 * 2.0 / 1e6;
@@ -69,6 +79,36 @@ fn the_text_encoder_in_fsdp_ulysses() {
     let gathers = all[&CollectiveKind::AllGather];
     // The last hidden state's part of the projection, after the loop.
     let want = BLOCKS * a_block + 3840.0 * 3840.0 * 2.0 / 1e6;
+    assert!((gathers.megabytes / want - 1.0).abs() < 1e-3, "{gathers:?} of {want}");
+    let hidden = |c: &&ltx2::analysis::Collective| c.kind == CollectiveKind::AllGather && c.overlapped;
+    let hidden: f64 = done.report.collectives.iter().filter(hidden).map(|c| c.times * c.bytes / 1e6).sum();
+    assert!(hidden >= 0.9 * gathers.megabytes, "{hidden} of {gathers:?}");
+    assert!(done.memory.temporaries < 2 << 30, "{:?}", done.memory);
+}
+
+/// Gemma-4's, of both kinds of layers: two sums a block, and the vocabulary's. The one head of keys of a full layer is on every
+/// device.
+#[needs(tpu, full)]
+fn the_text_encoder_of_ltx_2_5_in_tensor() {
+    let (_, all) = collectives_of("ltx2_5", ProgramKind::TextEncoder, "tensor", "tpu:v6e:2x4");
+    assert_eq!(all.keys().collect::<Vec<_>>(), [&CollectiveKind::AllReduce]);
+    let sums = all[&CollectiveKind::AllReduce];
+    assert_eq!(sums.runs, 2.0 * BLOCKS + 1.0);
+    assert!((sums.megabytes / (sums.runs * HIDDEN) - 1.0).abs() < 1e-3, "{sums:?}");
+}
+
+/// Each weight of Gemma-4 is gathered once a block, of 40 sliding layers and eight full ones.
+#[needs(tpu, full)]
+fn the_text_encoder_of_ltx_2_5_in_fsdp_ulysses() {
+    let (done, all) = collectives_of("ltx2_5", ProgramKind::TextEncoder, "fsdp-ulysses", "tpu:v6e:2x4");
+    let megabytes = |weights: f64| weights * 2.0 / 1e6;
+    // Both streams' parts of the projection, for each state; gate, up and down.
+    let projection = 3840.0 * (4096.0 + 2048.0);
+    let shared = 3.0 * 3840.0 * 15360.0 + projection;
+    // q, k, v, o of a sliding layer; q, k, o of a full one.
+    let (sliding, full) = (3840.0 * 256.0 * (16.0 + 8.0 + 8.0 + 16.0), 3840.0 * 512.0 * (16.0 + 1.0 + 16.0));
+    let want = megabytes(40.0 * sliding + 8.0 * full + BLOCKS * shared + projection);
+    let gathers = all[&CollectiveKind::AllGather];
     assert!((gathers.megabytes / want - 1.0).abs() < 1e-3, "{gathers:?} of {want}");
     let hidden = |c: &&ltx2::analysis::Collective| c.kind == CollectiveKind::AllGather && c.overlapped;
     let hidden: f64 = done.report.collectives.iter().filter(hidden).map(|c| c.times * c.bytes / 1e6).sum();

@@ -55,7 +55,7 @@ struct Slice {
     all: &'static [Cost],
     /// Whether its loop is compiled in full only.
     in_full: bool,
-    /// Whether it is the one of its chip whose text encoder and decoder `make test-tpu` compiles.
+    /// Whether it is one whose text encoder and decoder `make test-tpu` compiles: of each chip one.
     first_of_chip: bool,
     /// Whether a block gathers weights.
     gathers_weights: bool,
@@ -100,7 +100,7 @@ const SLICES: &[Slice] = &[
     Slice::new("tpu/v6e-16", "tpu:v6e:4x4", cost(Ltx2, 108.0, 75.0), &[cost(Ltx2, 107.0, 80.0), cost(Ltx2Refining, 314.0, 315.0), cost(Ltx23, 213.0, 220.0), cost(Ltx23Refining, 314.0, 330.0)]),
     Slice::new("tpu/v6e-64", "tpu:v6e:8x8", cost(Ltx2, 36.0, 30.0), &[cost(Ltx2, 36.0, 30.0), cost(Ltx2Refining, 94.0, 80.0), cost(Ltx23, 71.0, 65.0), cost(Ltx23Refining, 94.0, 85.0)]),
     Slice::new("tpu/v5p-8", "tpu:v5p:2x2x2", cost(Ltx2, 55.0, 130.0), &[cost(Ltx2, 53.0, 95.0), cost(Ltx2Refining, 105.0, 220.0), cost(Ltx23, 106.0, 235.0), cost(Ltx23Refining, 105.0, 205.0)]).first_of_chip(),
-    Slice::new("tpu/v5p-8-2_5", "tpu:v5p:2x2x2", cost(Ltx25, 106.0, 235.0), &[cost(Ltx25, 106.0, 235.0), cost(Ltx25Refining, 105.0, 205.0)]),
+    Slice::new("tpu/v5p-8-2_5", "tpu:v5p:2x2x2", cost(Ltx25, 106.0, 235.0), &[cost(Ltx25, 106.0, 235.0), cost(Ltx25Refining, 105.0, 205.0)]).first_of_chip(),
     Slice::new("tpu/v5p-32", "tpu:v5p:2x4x4", cost(Ltx2, 55.0, 40.0), &[cost(Ltx2, 55.0, 45.0), cost(Ltx2Refining, 132.0, 115.0), cost(Ltx23, 110.0, 90.0), cost(Ltx23Refining, 132.0, 115.0)]),
     Slice::new("tpu/tpu7x-8", "tpu:tpu7x:2x2x1", cost(Ltx2, 105.0, 155.0), &[cost(Ltx2, 105.0, 165.0), cost(Ltx2Refining, 313.0, 430.0), cost(Ltx23, 210.0, 505.0).copying(57.0), cost(Ltx23Refining, 313.0, 505.0).copying(57.0)]).first_of_chip(),
     Slice::new("tpu/tpu7x-8-2_3-large", "tpu:tpu7x:2x2x1", cost(Ltx23, 262.0, 800.0), &[cost(Ltx23, 262.0, 870.0).copying(57.0)]).large().in_full(),
@@ -150,6 +150,16 @@ impl Slice {
         // text's keys are as large as a weight's stack of two layers.
         let layers = if self.is_int8() || self.few.of != Ltx2 { 3 } else { 2 };
         Case { layers: Some(layers), ..self.whole(self.few.of) }
+    }
+
+    /// Programs around the loop. LTX-2.5's decoders, of which the convolutional one is LTX-2.3's, in full only.
+    fn others(&self) -> &'static [ProgramKind] {
+        use ProgramKind::{DiffusionDecoder, TextEncoder, VideoDecoder};
+        match (self.few.of, full()) {
+            (Ltx25, false) => &[TextEncoder],
+            (Ltx25, true) => &[TextEncoder, VideoDecoder, DiffusionDecoder],
+            _ => &[TextEncoder, VideoDecoder],
+        }
     }
 
     fn is_int8(&self) -> bool {
@@ -264,7 +274,7 @@ fn fits(slice: &Slice, of: Loop, case: Case, done: &Compiled) -> Option<String> 
 fn encoder_and_decoder_of_a_slice_of_each_chip() {
     let mut failed = Vec::new();
     for slice in chosen().filter(|slice| slice.first_of_chip || full()) {
-        for program in [ProgramKind::TextEncoder, ProgramKind::VideoDecoder] {
+        for &program in slice.others() {
             let case = Case { program, size: slice.size, ..slice.whole(slice.few.of) };
             let done = compiled(case);
             tell(slice, program.name(), &done);

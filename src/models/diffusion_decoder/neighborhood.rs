@@ -135,9 +135,13 @@ pub(super) fn attention(
         b.reject("neighborhood", format!("a grid of {grid:?} cells is smaller than its windows of {kernel:?}"));
         return q.clone();
     }
+    let block = match p.lowering().windows {
+        WindowForm::Bias => BLOCK,
+        WindowForm::Features => window_features::BLOCK,
+    };
     let [time, rows, columns] = [0, 1, 2].map(|axis| match shards.along(1 + axis) {
-        Some(dim) => Blocks::sharded(dim, q.dim(1 + axis as isize), kernel[axis], BLOCK[axis]),
-        None => Blocks::new(grid[axis], kernel[axis], BLOCK[axis]),
+        Some(dim) => Blocks::sharded(dim, q.dim(1 + axis as isize), kernel[axis], block[axis]),
+        None => Blocks::new(grid[axis], kernel[axis], block[axis]),
     });
     // Corners come along: columns are extended where rows already are.
     let [k, v] = [k, v].map(|x| columns.extended(&rows.extended(x, shards.along(2)), shards.along(3)));

@@ -7,6 +7,11 @@
 use crate::hlo::{Builder, Comparison, DType, Type, Value};
 use crate::nn::{Attention, Axis, Params};
 
+/// Frames, rows and columns of a block of queries. Scores stay in a kernel, but slabs are written to memory and read again: of
+/// larger blocks they are fewer. The published windows of 11 cells have slabs of 18, 18 and 26, with heads of 64 no more than
+/// 128 features.
+pub(super) const BLOCK: [usize; 3] = [8, 8, 16];
+
 /// Heads of a multiple of so many features fill the registers of a kernel.
 const FEATURES: usize = 128;
 
