@@ -2,6 +2,7 @@
 //! a fifth removes the noise of pixels.
 
 mod blocks;
+mod blocks_of_frames;
 mod config;
 mod model;
 mod neighborhood;

@@ -11,7 +11,7 @@ use std::ops::Range;
 
 use super::window_features;
 use crate::hlo::{Builder, Comparison, DType, Type, Value};
-use crate::nn::{Attention, Axis, MASK_VALUE, Padding, Params, ShardedDim, SpatialShards, WindowForm};
+use crate::nn::{Attention, Axis, Lowering, MASK_VALUE, Padding, Params, ShardedDim, SpatialShards, WindowForm};
 
 /// Frames, rows and columns of a block of queries: larger ones waste less of their slabs' borders, and need more memory.
 const BLOCK: [usize; 3] = [4, 8, 8];
@@ -39,6 +39,26 @@ struct Shard {
     first: Value,
 }
 
+/// Cells of neighbours at both ends that windows of the `own` cells of a device see. A block of queries longer than half a
+/// window reaches as far at a border as elsewhere; where a border may lie within a block, a window may lie before it but for
+/// one cell.
+fn reach(own: usize, even: bool, window: usize, block: usize) -> usize {
+    if even && block.min(own) >= window - window / 2 { window / 2 } else { window - 1 }
+}
+
+/// Frames, rows and columns of a block of queries.
+pub(super) fn block(lowering: Lowering) -> [usize; 3] {
+    match lowering.windows {
+        WindowForm::Bias => BLOCK,
+        WindowForm::Features => window_features::BLOCK,
+    }
+}
+
+/// Whether an axis may be sharded: windows of a device's `own` cells see no further than its neighbours' cells.
+pub(super) fn ends_at_neighbors(own: usize, even: bool, window: usize, block: usize) -> bool {
+    reach(own, even, window, block) <= own
+}
+
 impl Blocks {
     fn new(length: usize, window: usize, block: usize) -> Self {
         let block = block.min(length);
@@ -50,12 +70,10 @@ impl Blocks {
         Blocks { length, window, block, slab, starts: (0..length.div_ceil(block)).map(start).collect(), shard: None }
     }
 
-    /// The same of `own` cells that a device has of a sharded axis. A block of queries longer than half a window reaches as far
-    /// at a border as elsewhere; where a border may lie within a block, a window may lie before it but for one cell.
+    /// The same of `own` cells that a device has of a sharded axis.
     fn sharded(dim: &ShardedDim, own: usize, window: usize, block: usize) -> Self {
         let (length, block) = (dim.global_size(own), block.min(own));
-        let even = own * dim.groups.size() == length;
-        let reach = if even && block >= window - window / 2 { window / 2 } else { window - 1 };
+        let reach = reach(own, own * dim.groups.size() == length, window, block);
         let start = |i: usize| [(i * block).min(own - block); 2];
         let starts = (0..own.div_ceil(block)).map(start).collect();
         let shard = Some(Shard { own, reach, first: dim.first(own) });
@@ -135,10 +153,7 @@ pub(super) fn attention(
         b.reject("neighborhood", format!("a grid of {grid:?} cells is smaller than its windows of {kernel:?}"));
         return q.clone();
     }
-    let block = match p.lowering().windows {
-        WindowForm::Bias => BLOCK,
-        WindowForm::Features => window_features::BLOCK,
-    };
+    let block = block(p.lowering());
     let [time, rows, columns] = [0, 1, 2].map(|axis| match shards.along(1 + axis) {
         Some(dim) => Blocks::sharded(dim, q.dim(1 + axis as isize), kernel[axis], block[axis]),
         None => Blocks::new(grid[axis], kernel[axis], block[axis]),
