@@ -59,7 +59,7 @@ fn the_tpu_file_names_every_shipped_slice() {
             let is_for =
                 size.is_none_or(|size| size == shape) && generation.map_or(config != "ltx2_5", |one| one == config);
             assert_eq!(alone.len(), usize::from(is_for), "{slice}, {config}, {shape}");
-            assert!(is_main || others.is_empty(), "{slice}, {config}, {shape}: {others:?}");
+            assert!(is_main || slice.ends_with("2_5") || others.is_empty(), "{slice}, {config}, {shape}: {others:?}");
             let target =
                 |case: &Value| case["target"] == own[0]["target"] && !case["slice"].as_str().unwrap().ends_with("int8");
             let beside = cases.iter().filter(|case| target(case) && here(case)).count();

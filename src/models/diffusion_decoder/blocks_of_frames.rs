@@ -32,7 +32,7 @@ pub(super) fn with_large_blocks(
     (build, notes)
 }
 
-/// Whether every stage's windows see no further than neighbours' cells, where `size` latents lie over `parts` devices.
+/// Whether every stage's windows see no further than neighbours' cells, where `size` latents are split over `parts` devices.
 fn is_local(c: &DiffusionDecoderConfig, build: &Build, dim: usize, size: usize, parts: usize) -> bool {
     let latents = size.div_ceil(parts);
     let stages = c.stages.iter().map(|stage| (stage.kernel, stage.stride)).chain([(c.kernel, [1; 3])]);
