@@ -35,12 +35,12 @@ pub(super) fn with_large_blocks(
 /// Whether every stage's windows see no further than neighbours' cells, where `size` latents are split over `parts` devices.
 fn is_local(c: &DiffusionDecoderConfig, build: &Build, dim: usize, size: usize, parts: usize) -> bool {
     let latents = size.div_ceil(parts);
-    let stages = c.stages.iter().map(|stage| (stage.kernel, stage.stride)).chain([(c.kernel, [1; 3])]);
+    let mut stages = c.stages.iter().map(|stage| (stage.kernel, stage.stride)).chain([(c.kernel, [1; 3])]);
     let (mut own, even) = (latents, latents * parts == size);
     let fits = |(kernel, stride): ([usize; 3], [usize; 3])| {
         let fits = ends_at_neighbors(own, even, kernel[dim], block(build.lowering)[dim]);
         own *= stride[dim];
         fits
     };
-    parts == 1 || stages.map(fits).all(|fits| fits)
+    parts == 1 || stages.all(fits)
 }
