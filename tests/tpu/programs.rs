@@ -14,12 +14,13 @@ fn collectives(
     layout: &'static str,
     target: &'static str,
 ) -> (Compiled, BTreeMap<CollectiveKind, Traffic>) {
-    collectives_of("ltx2", program, layout, target)
+    collectives_of("ltx2", 0.0, program, layout, target)
 }
 
-/// The same of another generation.
+/// The same of another generation, of whose stacks so many bytes are copied once, before the loops.
 fn collectives_of(
     config: &'static str,
+    copied_once: f64,
     program: ProgramKind,
     layout: &'static str,
     target: &'static str,
@@ -33,7 +34,9 @@ fn collectives_of(
         sum.megabytes += c.times * c.bytes / 1e6;
     }
     eprintln!("{config} {} {layout} {target}: {:.0} s, {:?}, {all:?}", program.name(), done.seconds, done.memory);
-    assert!(done.memory.arguments > 0 && done.report.stack_copies.is_empty(), "{:?}", done.report.stack_copies);
+    let copies = &done.report.stack_copies;
+    let copied: f64 = copies.iter().map(|copy| copy.bytes * copy.times).sum();
+    assert!(done.memory.arguments > 0 && copied <= copied_once, "{copies:?}");
     (done, all)
 }
 
@@ -90,17 +93,18 @@ fn the_text_encoder_in_fsdp_ulysses() {
 /// device.
 #[needs(tpu, full)]
 fn the_text_encoder_of_ltx_2_5_in_tensor() {
-    let (_, all) = collectives_of("ltx2_5", ProgramKind::TextEncoder, "tensor", "tpu:v6e:2x4");
+    let (_, all) = collectives_of("ltx2_5", 0.0, ProgramKind::TextEncoder, "tensor", "tpu:v6e:2x4");
     assert_eq!(all.keys().collect::<Vec<_>>(), [&CollectiveKind::AllReduce]);
     let sums = all[&CollectiveKind::AllReduce];
     assert_eq!(sums.runs, 2.0 * BLOCKS + 1.0);
     assert!((sums.megabytes / (sums.runs * HIDDEN) - 1.0).abs() < 1e-3, "{sums:?}");
 }
 
-/// Each weight of Gemma-4 is gathered once a block, of 40 sliding layers and eight full ones.
+/// Each weight of Gemma-4 is gathered once a block, of 40 sliding layers and eight full ones. The compiler turns three stacks
+/// before its nested loops, which it does not for Gemma-3's one: the shards of gate and up, and of sliding layers' q, k and v.
 #[needs(tpu, full)]
 fn the_text_encoder_of_ltx_2_5_in_fsdp_ulysses() {
-    let (done, all) = collectives_of("ltx2_5", ProgramKind::TextEncoder, "fsdp-ulysses", "tpu:v6e:2x4");
+    let (done, all) = collectives_of("ltx2_5", 1.74e9, ProgramKind::TextEncoder, "fsdp-ulysses", "tpu:v6e:2x4");
     let megabytes = |weights: f64| weights * 2.0 / 1e6;
     // Both streams' parts of the projection, for each state; gate, up and down.
     let projection = 3840.0 * (4096.0 + 2048.0);
