@@ -1,4 +1,5 @@
-"""The tables of benchmarks/tpu.md beside its experiments: the text encoder on each slice, and one video over ever more chips.
+"""The tables of benchmarks/tpu.md beside its experiments: the text encoder on each slice, LTX-2.5's programs, and one video over
+ever more chips.
 
 Called by `make tpu-tables`; reads nothing but `ltx2 compile --json` and writes between the marks of benchmarks/tpu.md. Rows that
 were compiled before are taken from --cache, under their program's arguments and the program's own fingerprint.
@@ -22,6 +23,14 @@ SLICES = {
     "v5p-8": "tpu:v5p:2x2x2",
     "v5p-32": "tpu:v5p:2x4x4",
     "tpu7x-8": "tpu:tpu7x:2x2x1",
+}
+# Those with a file for LTX-2.5, and its programs with their names in the table.
+SLICES_2_5 = ["v6e-8", "v5p-8", "tpu7x-8"]
+PROGRAMS_2_5 = {
+    "denoise": "a step with guidance",
+    "text-encoder": "text encoder, two prompts",
+    "video-decoder": "convolutional decoder",
+    "diffusion-decoder": "diffusion decoder",
 }
 # One video over ever more chips, then many videos on as many: topology, videos at once, layout and mesh.
 SCALE = [
@@ -55,7 +64,8 @@ class Compiler:
 
     def figures(self, target, program, arguments):
         """What a program needs, or why it cannot be compiled."""
-        command = [self.ltx2, "compile", "--target", target, "--program", program, *arguments]
+        modules = ["--modules", str(self.cache / "modules")]
+        command = [self.ltx2, "compile", *modules, "--target", target, "--program", program, *arguments]
         name = hashlib.sha256("\n".join([self.version, *command[1:]]).encode()).hexdigest()[:24]
         kept = self.cache / f"{name}.json"
         if not kept.exists():
@@ -119,12 +129,28 @@ def encoders(compiler):
     return lines
 
 
+def newest(compiler):
+    """LTX-2.5 on the slices that have a file for it."""
+    lines = [
+        "| slice | program | GiB a device | of which temporaries | MB moved | predicted ms | matmuls | memory | collectives |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for slice_name in SLICES_2_5:
+        for program, words in PROGRAMS_2_5.items():
+            f = compiler.figures(SLICES[slice_name], program, ["-c", "ltx2_5", "-c", f"tpu/{slice_name}-2_5"])
+            if "error" in f or f["exit"]:
+                sys.exit(f"{slice_name}, {program}: {f.get('error', 'does not fit')}")
+            moved, temporaries = f["collectives"]["per_step_bytes"] / 1e6, f["memory"]["temporaries"] / 2**30
+            lines.append(f"| {slice_name} | {words} | {gib(f)} | {temporaries:.1f} | {moved:.0f} | {parts(f)} |")
+    return lines
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ltx2", required=True, help="the program")
     parser.add_argument("--cache", default="target/tpu-tables", type=pathlib.Path, help="what was compiled before")
     parser.add_argument("-o", required=True, type=pathlib.Path, help="the page")
-    parser.add_argument("--only", choices=["encoders", "scale"], help="one of the tables")
+    parser.add_argument("--only", choices=["encoders", "ltx2_5", "scale"], help="one of the tables")
     args = parser.parse_args()
     compiler = Compiler(args.ltx2, args.cache)
     text = args.o.read_text()
@@ -133,6 +159,8 @@ def main():
         tables["scale"] = scale(compiler)
     if args.only in (None, "encoders"):
         tables["encoders"] = encoders(compiler)
+    if args.only in (None, "ltx2_5"):
+        tables["ltx2_5"] = newest(compiler)
     for mark, lines in tables.items():
         pattern = rf"(<!-- {mark} -->\n).*?(<!-- end -->)"
         if not re.search(pattern, text, flags=re.S):

@@ -13,7 +13,7 @@ macro_rules! shipped {
 }
 
 /// The configurations, by name.
-pub const CONFIGS: [(&str, &str); 34] = [
+pub const CONFIGS: [(&str, &str); 37] = [
     config!("ltx2"),
     config!("ltx2_full_guidance"),
     config!("ltx2_two_stage"),
@@ -40,13 +40,16 @@ pub const CONFIGS: [(&str, &str); 34] = [
     config!("tpu/v6e-4-int8"),
     config!("tpu/v6e-8"),
     config!("tpu/v6e-8-2_3"),
+    config!("tpu/v6e-8-2_5"),
     config!("tpu/v6e-8-int8"),
     config!("tpu/v6e-8-large"),
     config!("tpu/v6e-16"),
     config!("tpu/v6e-64"),
     config!("tpu/v5p-8"),
+    config!("tpu/v5p-8-2_5"),
     config!("tpu/v5p-32"),
     config!("tpu/tpu7x-8"),
+    config!("tpu/tpu7x-8-2_5"),
     config!("tpu/tpu7x-8-2_3-large"),
 ];
 

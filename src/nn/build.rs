@@ -76,7 +76,7 @@ impl Build {
     /// read each other's results.
     #[must_use]
     pub(crate) fn without_refused_kernel(&self) -> Option<Self> {
-        let plain = Lowering { attention: Kernel::Plain, ..self.lowering };
+        let plain = Lowering { attention: Kernel::Plain, windows: WindowForm::Bias, ..self.lowering };
         self.lowering.attention_may_be_refused.then(|| Build { lowering: plain, ..self.clone() })
     }
 
@@ -113,6 +113,7 @@ with_defaults! {
         /// Fewest rows of activations in 8-bit integers: a product of fewer waits for its weights, not for the units.
         pub least_integer_rows: usize = 0,
         pub rope: RopeForm = RopeForm::Halves,
+        pub windows: WindowForm = WindowForm::Bias,
         /// Whether padding at the edge of a frame is a gather by computed positions, all directions in one pass; else
         /// pieces are concatenated.
         pub pads_by_index: bool = false,
@@ -136,6 +137,15 @@ pub enum StackOrder {
     ValuesTokensLast,
     /// As `HeadsTokens`, but `[heads, dim, tokens]` for heads narrower than 128 lanes.
     NarrowTokensLast,
+}
+
+/// Form in which attention leaves out what is outside of a query's window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WindowForm {
+    /// A bias on the scores of each query.
+    Bias,
+    /// Features of queries and keys behind those of a head, for kernels that take no such bias.
+    Features,
 }
 
 /// Form in which RoPE reads the other feature of a pair.
@@ -162,6 +172,7 @@ impl Lowering {
                 attention: Kernel::Mosaic(Tpu::of(kind)),
                 least_integer_rows: 1024,
                 rope: RopeForm::Product,
+                windows: WindowForm::Features,
                 text_stacks: StackOrder::NarrowTokensLast,
                 // Stacks in the default tiles of 8 rows would be copied whole before every run.
                 stack_tiles: (kind == "TPU7x").then_some("T(16,128)(2,1)"),
@@ -184,11 +195,11 @@ impl Lowering {
     /// The same with another attention kernel.
     #[must_use]
     pub(crate) fn with_attention(self, attention: Kernel) -> Self {
-        // On TPUs the matmuls of XLA's own operations read values with the tokens last.
-        let text_stacks = match (self.attention, attention) {
-            (Kernel::Mosaic(_), Kernel::Plain) => StackOrder::ValuesTokensLast,
-            _ => self.text_stacks,
+        // On TPUs the matmuls of XLA's own operations read values with the tokens last, and take any bias.
+        let (text_stacks, windows) = match (self.attention, attention) {
+            (Kernel::Mosaic(_), Kernel::Plain) => (StackOrder::ValuesTokensLast, WindowForm::Bias),
+            _ => (self.text_stacks, self.windows),
         };
-        Lowering { attention, text_stacks, ..self }
+        Lowering { attention, text_stacks, windows, ..self }
     }
 }

@@ -186,6 +186,15 @@ impl Layout {
         Layout { rules, overrides, ..self.clone() }
     }
 
+    /// This layout with an axis of the tensors of a pattern, of which `tensor` is one, over the `count` outer ones of its mesh
+    /// axes alone.
+    pub(crate) fn with_outer_axes(&self, pattern: &str, tensor: &str, axis: Axis, count: usize) -> Layout {
+        let Some(rule) = self.rules_of(tensor, axis).first().map(|r| (*r).clone()) else { return self.clone() };
+        let mesh_axes = self.mesh_axes(tensor, axis).into_iter().take(count).collect();
+        let special = Override { pattern: pattern.into(), rules: vec![Rule { mesh_axes, ..rule }] };
+        Layout { overrides: [std::slice::from_ref(&special), &self.overrides].concat(), ..self.clone() }
+    }
+
     /// True when there is nothing to place.
     pub(crate) fn is_single(&self) -> bool {
         self.mesh.devices() == 1

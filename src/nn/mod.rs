@@ -23,7 +23,7 @@ pub(crate) use attention::MASK_VALUE;
 pub use attention::{Attention, Heads, padding_mask};
 pub(crate) use attention_layer::AttentionLayer;
 pub use attention_layer::Rope;
-pub use build::{Build, Conv3dLowering, Lowering, Numerics, Quantization, RopeForm};
+pub use build::{Build, Conv3dLowering, Lowering, Numerics, Quantization, RopeForm, WindowForm};
 pub use context::Context;
 pub use context_parallel::{ContextParallelKind, ContextParallelPolicy};
 pub use conv::Conv3d;

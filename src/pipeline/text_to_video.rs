@@ -177,8 +177,7 @@ impl Run<'_> {
         let video = self.runner.model.decoded_latents(video)?;
         let videos = self.decode_video(video, &shapes, request, decoder_noise)?;
         self.ends(Phase::VideoDecoder);
-        let audio = self.decode_audio(audio, request)?;
-        let audios = split(audio, self.batch.asked());
+        let audios = split(self.decode_audio(audio, request)?, self.batch.asked());
         self.dump.keep_each("audio", &audios);
         self.ends(Phase::AudioDecoder);
 

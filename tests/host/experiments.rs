@@ -24,6 +24,7 @@ fn every_file_is_read() {
         ("ablation.yml", 27),
         ("calibration-2.yml", 24),
         ("calibration-4.yml", 26),
+        ("tpu-2_5.yml", 9),
         ("tpu-int8.yml", 9),
         ("tpu-refine.yml", 31),
         ("tpu.yml", 98),
@@ -33,11 +34,12 @@ fn every_file_is_read() {
 }
 
 /// Every shipped slice in both generations; those of no size or generation in two sizes, beside two other layouts on the same
-/// devices.
+/// devices. Those of LTX-2.5 have a file of their own.
 #[needs(nothing)]
 fn the_tpu_file_names_every_shipped_slice() {
-    let cases = cases("tpu.yml");
+    let (cases, of_2_5) = (cases("tpu.yml"), cases("tpu-2_5.yml"));
     for (slice, _) in CONFIGS.iter().filter(|(name, _)| name.starts_with("tpu/")) {
+        let cases = if slice.ends_with("2_5") { &of_2_5 } else { &cases };
         let own: Vec<&Value> = cases.iter().filter(|case| case["slice"] == *slice).collect();
         // The one size, and the one generation, of a slice's further file.
         let size = match *slice {
@@ -45,19 +47,23 @@ fn the_tpu_file_names_every_shipped_slice() {
             name if name.ends_with("large") => Some("1280x768x121"),
             _ => None,
         };
-        let generation = slice.contains("2_3").then_some("ltx2_3");
+        let generation = [("2_3", "ltx2_3"), ("2_5", "ltx2_5")].into_iter().find(|(part, _)| slice.contains(part));
+        let generation = generation.map(|(_, config)| config);
         let is_main = size.is_none() && generation.is_none();
-        for (config, shape) in ["ltx2", "ltx2_3"].iter().flat_map(|c| [(*c, "768x512x121"), (*c, "1280x768x121")]) {
+        for (config, shape) in
+            ["ltx2", "ltx2_3", "ltx2_5"].iter().flat_map(|c| [(*c, "768x512x121"), (*c, "1280x768x121")])
+        {
             let here = |case: &Value| case["config"] == *config && case["shape"] == shape;
             let (others, alone): (Vec<&Value>, Vec<&Value>) =
                 own.iter().filter(|case| here(case)).partition(|case| case["layout"].is_string());
-            let is_for = size.is_none_or(|size| size == shape) && generation.is_none_or(|one| one == config);
+            let is_for =
+                size.is_none_or(|size| size == shape) && generation.map_or(config != "ltx2_5", |one| one == config);
             assert_eq!(alone.len(), usize::from(is_for), "{slice}, {config}, {shape}");
-            assert!(is_main || others.is_empty(), "{slice}, {config}, {shape}: {others:?}");
+            assert!(is_main || slice.ends_with("2_5") || others.is_empty(), "{slice}, {config}, {shape}: {others:?}");
             let target =
                 |case: &Value| case["target"] == own[0]["target"] && !case["slice"].as_str().unwrap().ends_with("int8");
             let beside = cases.iter().filter(|case| target(case) && here(case)).count();
-            assert!(!is_main || beside >= 3, "{slice}, {config}, {shape}: {beside}");
+            assert!(!is_main || !is_for || beside >= 3, "{slice}, {config}, {shape}: {beside}");
         }
         let targets: BTreeSet<&str> = own.iter().filter_map(|case| case["target"].as_str()).collect();
         assert_eq!(targets.len(), 1, "{slice}: {targets:?}");

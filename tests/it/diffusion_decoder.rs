@@ -7,6 +7,7 @@ use std::sync::Arc;
 use crate::support::drawn::write_component;
 use crate::support::{Case, cases, cpu, needs, plain, quick, relative_l2};
 use ltx2::hlo::{DType, Mesh};
+use ltx2::kernels::Kernel;
 use ltx2::models::Network;
 use ltx2::models::diffusion_decoder::{DiffusionDecoderConfig, noise_shape, program};
 use ltx2::models::pixels::Pixels;
@@ -73,19 +74,37 @@ fn in_the_form_of_cuda_it_is_the_same() {
     assert!(distance <= 1e-4, "{distance:e}");
 }
 
+/// Windows as features of queries and keys, as TPUs' programs have them: on one device, and with rows and columns sharded.
+#[needs(cpu)]
+fn in_the_form_of_tpus_it_is_the_same() {
+    let case = &cases("diffusion-decoder")[0];
+    let forms = Lowering::of("tpu", "TPU v6 lite");
+    let lowering = Lowering { mixed_precision_dot: false, attention: Kernel::Plain, ..forms };
+    let one = Build { lowering, ..Build::new(DType::F32) };
+    let distance = case.distance("video", &decode(&cpu(8), case, &one));
+    eprintln!("{distance:.1e}");
+    assert!(distance <= 1e-4, "{distance:e}");
+    let distance = case.distance("video", &decode(&cpu(4), case, &Build { layout: blocks(2, 2), ..one }));
+    eprintln!("2 x 2: {distance:.1e}");
+    assert!(distance <= 1e-4, "{distance:e}");
+}
+
+/// Frames in blocks of rows over `rows` devices and of columns over `columns`.
+fn blocks(columns: usize, rows: usize) -> Layout {
+    let rule = |axis, mesh_axis: &str| Rule { axis, mesh_axes: vec![mesh_axis.into()], place: "blocks.yml:1".into() };
+    let rules = vec![rule(Axis::Height, "context"), rule(Axis::Width, "cfg")];
+    let mesh = Mesh::new(&[("cfg", columns), ("context", rows)]);
+    Layout::new(mesh, rules, vec![], vec![], ContextParallelPolicy::default()).expect("valid")
+}
+
 /// Rows over two devices, and columns over two more: blocks that do not divide, windows pushed inward at the borders of the
-/// whole grid alone.
+/// whole grid alone. Rows over eight devices would be blocks that windows reach beyond: each device has all.
 #[needs(cpu)]
 fn sharded_over_rows_and_columns_it_is_the_same() {
     let case = &cases("diffusion-decoder")[0];
     let whole = decode(&cpu(1), case, &plain(DType::F32));
-    for (columns, rows) in [(1, 2), (2, 2)] {
-        let rule =
-            |axis, mesh_axis: &str| Rule { axis, mesh_axes: vec![mesh_axis.into()], place: "blocks.yml:1".into() };
-        let rules = vec![rule(Axis::Height, "context"), rule(Axis::Width, "cfg")];
-        let mesh = Mesh::new(&[("cfg", columns), ("context", rows)]);
-        let layout = Layout::new(mesh, rules, vec![], vec![], ContextParallelPolicy::default()).expect("valid");
-        let build = Build { layout, ..plain(DType::F32) };
+    for (columns, rows) in [(1, 2), (2, 2), (1, 8)] {
+        let build = Build { layout: blocks(columns, rows), ..plain(DType::F32) };
         let distance = relative_l2(&decode(&cpu(columns * rows), case, &build), &whole);
         eprintln!("{rows} x {columns}: {distance:.1e}");
         assert!(distance <= 1e-5, "{rows} x {columns}: {distance:e}");

@@ -19,6 +19,8 @@ enum Loop {
     Ltx2Refining,
     Ltx23,
     Ltx23Refining,
+    Ltx25,
+    Ltx25Refining,
 }
 
 /// Limits of a loop on a device, in megabytes.
@@ -53,7 +55,7 @@ struct Slice {
     all: &'static [Cost],
     /// Whether its loop is compiled in full only.
     in_full: bool,
-    /// Whether it is the one of its chip whose text encoder and decoder `make test-tpu` compiles.
+    /// Whether it is one whose text encoder and decoder `make test-tpu` compiles: of each chip one.
     first_of_chip: bool,
     /// Whether a block gathers weights.
     gathers_weights: bool,
@@ -85,7 +87,7 @@ impl Slice {
     }
 }
 
-use Loop::{Ltx2, Ltx2Refining, Ltx23, Ltx23Refining};
+use Loop::{Ltx2, Ltx2Refining, Ltx23, Ltx23Refining, Ltx25, Ltx25Refining};
 
 #[rustfmt::skip]
 const SLICES: &[Slice] = &[
@@ -94,12 +96,15 @@ const SLICES: &[Slice] = &[
     Slice::new("tpu/v5e-16", "tpu:v5e:4x4", cost(Ltx2, 135.0, 10.0), &[cost(Ltx2, 133.0, 10.0), cost(Ltx2Refining, 262.0, 120.0), cost(Ltx23, 265.0, 95.0), cost(Ltx23Refining, 262.0, 65.0)]).first_of_chip(),
     Slice::new("tpu/v6e-8", "tpu:v6e:2x4", cost(Ltx2, 160.0, 130.0), &[cost(Ltx2, 159.0, 140.0), cost(Ltx2Refining, 418.0, 510.0), cost(Ltx23, 317.0, 365.0), cost(Ltx23Refining, 418.0, 565.0)]).first_of_chip(),
     Slice::new("tpu/v6e-8-2_3", "tpu:v6e:2x4", cost(Ltx23, 499.0, 710.0), &[cost(Ltx23, 499.0, 1340.0), cost(Ltx23Refining, 699.0, 1705.0)]).gathers_weights().in_full(),
+    Slice::new("tpu/v6e-8-2_5", "tpu:v6e:2x4", cost(Ltx25, 499.0, 710.0), &[cost(Ltx25, 499.0, 1340.0), cost(Ltx25Refining, 699.0, 1705.0)]).gathers_weights().in_full(),
     Slice::new("tpu/v6e-16", "tpu:v6e:4x4", cost(Ltx2, 108.0, 75.0), &[cost(Ltx2, 107.0, 80.0), cost(Ltx2Refining, 314.0, 315.0), cost(Ltx23, 213.0, 220.0), cost(Ltx23Refining, 314.0, 330.0)]),
     Slice::new("tpu/v6e-64", "tpu:v6e:8x8", cost(Ltx2, 36.0, 30.0), &[cost(Ltx2, 36.0, 30.0), cost(Ltx2Refining, 94.0, 80.0), cost(Ltx23, 71.0, 65.0), cost(Ltx23Refining, 94.0, 85.0)]),
     Slice::new("tpu/v5p-8", "tpu:v5p:2x2x2", cost(Ltx2, 55.0, 130.0), &[cost(Ltx2, 53.0, 95.0), cost(Ltx2Refining, 105.0, 220.0), cost(Ltx23, 106.0, 235.0), cost(Ltx23Refining, 105.0, 205.0)]).first_of_chip(),
+    Slice::new("tpu/v5p-8-2_5", "tpu:v5p:2x2x2", cost(Ltx25, 106.0, 235.0), &[cost(Ltx25, 106.0, 235.0), cost(Ltx25Refining, 105.0, 205.0)]).first_of_chip(),
     Slice::new("tpu/v5p-32", "tpu:v5p:2x4x4", cost(Ltx2, 55.0, 40.0), &[cost(Ltx2, 55.0, 45.0), cost(Ltx2Refining, 132.0, 115.0), cost(Ltx23, 110.0, 90.0), cost(Ltx23Refining, 132.0, 115.0)]),
     Slice::new("tpu/tpu7x-8", "tpu:tpu7x:2x2x1", cost(Ltx2, 105.0, 155.0), &[cost(Ltx2, 105.0, 165.0), cost(Ltx2Refining, 313.0, 430.0), cost(Ltx23, 210.0, 505.0).copying(57.0), cost(Ltx23Refining, 313.0, 505.0).copying(57.0)]).first_of_chip(),
     Slice::new("tpu/tpu7x-8-2_3-large", "tpu:tpu7x:2x2x1", cost(Ltx23, 262.0, 800.0), &[cost(Ltx23, 262.0, 870.0).copying(57.0)]).large().in_full(),
+    Slice::new("tpu/tpu7x-8-2_5", "tpu:tpu7x:2x2x1", cost(Ltx25, 210.0, 505.0), &[cost(Ltx25, 210.0, 505.0).copying(57.0), cost(Ltx25Refining, 313.0, 505.0).copying(57.0)]).in_full(),
     Slice::new("tpu/v5e-8-int8", "tpu:v5e:2x4", cost(Ltx2, 260.0, 200.0), &[cost(Ltx2, 236.0, 180.0), cost(Ltx2Refining, 937.0, 1065.0), cost(Ltx23, 472.0, 375.0), cost(Ltx23Refining, 937.0, 1070.0)]).in_full(),
     Slice::new("tpu/v6e-4-int8", "tpu:v6e:2x2", cost(Ltx2, 260.0, 300.0), &[cost(Ltx2, 262.0, 300.0), cost(Ltx2Refining, 833.0, 1345.0), cost(Ltx23, 524.0, 700.0), cost(Ltx23Refining, 833.0, 1345.0)]).in_full(),
     Slice::new("tpu/v5e-16-int8", "tpu:v5e:4x4", cost(Ltx2, 95.0, 60.0), &[cost(Ltx2, 94.0, 50.0), cost(Ltx2Refining, 185.0, 110.0), cost(Ltx23, 187.0, 155.0), cost(Ltx23Refining, 185.0, 115.0)]).in_full(),
@@ -120,8 +125,10 @@ pub fn slices() -> impl Iterator<Item = (&'static str, &'static str)> {
 const KERNELS: usize = 6;
 
 const NEWER: &[&str] = &["model.path=Lightricks/LTX-2.3"];
+const NEWEST: &[&str] = &["model.path=Lightricks/LTX-2.5"];
 const IN_TWO: &[&str] = &["pipeline=two_stage"];
 const NEWER_IN_TWO: &[&str] = &["model.path=Lightricks/LTX-2.3", "pipeline=two_stage"];
+const NEWEST_IN_TWO: &[&str] = &["model.path=Lightricks/LTX-2.5", "pipeline=two_stage"];
 
 impl Slice {
     /// The loop with all layers.
@@ -129,18 +136,30 @@ impl Slice {
         let (program, size, set) = match of {
             Ltx2 => (ProgramKind::Denoise, self.size, [].as_slice()),
             Ltx23 => (ProgramKind::Denoise, self.size, NEWER),
+            Ltx25 => (ProgramKind::Denoise, self.size, NEWEST),
             Ltx2Refining => (ProgramKind::Refine, TWICE, IN_TWO),
             Ltx23Refining => (ProgramKind::Refine, TWICE, NEWER_IN_TWO),
+            Ltx25Refining => (ProgramKind::Refine, TWICE, NEWEST_IN_TWO),
         };
         Case { program, size, set, ..Case::shipped(self.config, self.target) }
     }
 
     /// The loop with the fewest layers that have its form.
     fn case(&self) -> Case {
-        // Integers have loops of their own from three blocks on. Of LTX-2.3's branches two are on a device: a text's keys are
-        // as large as a weight's stack of two layers.
-        let layers = if self.is_int8() || self.few.of == Ltx23 { 3 } else { 2 };
+        // Integers have loops of their own from three blocks on. Of the four branches of later generations two are on a device: a
+        // text's keys are as large as a weight's stack of two layers.
+        let layers = if self.is_int8() || self.few.of != Ltx2 { 3 } else { 2 };
         Case { layers: Some(layers), ..self.whole(self.few.of) }
+    }
+
+    /// Programs around the loop. LTX-2.5's decoders, of which the convolutional one is LTX-2.3's, in full only.
+    fn others(&self) -> &'static [ProgramKind] {
+        use ProgramKind::{DiffusionDecoder, TextEncoder, VideoDecoder};
+        match (self.few.of, full()) {
+            (Ltx25, false) => &[TextEncoder],
+            (Ltx25, true) => &[TextEncoder, VideoDecoder, DiffusionDecoder],
+            _ => &[TextEncoder, VideoDecoder],
+        }
     }
 
     fn is_int8(&self) -> bool {
@@ -255,7 +274,7 @@ fn fits(slice: &Slice, of: Loop, case: Case, done: &Compiled) -> Option<String> 
 fn encoder_and_decoder_of_a_slice_of_each_chip() {
     let mut failed = Vec::new();
     for slice in chosen().filter(|slice| slice.first_of_chip || full()) {
-        for program in [ProgramKind::TextEncoder, ProgramKind::VideoDecoder] {
+        for &program in slice.others() {
             let case = Case { program, size: slice.size, ..slice.whole(slice.few.of) };
             let done = compiled(case);
             tell(slice, program.name(), &done);

@@ -38,12 +38,12 @@ impl GridAxis {
         (block.min(self.own) + self.window - 1).min(self.length)
     }
 
-    /// Fewest neighbours' cells that the kernel needs of a sharded axis: half a window, and near a border of the whole grid, where
-    /// windows are pushed inward, the rest of one.
+    /// Fewest neighbours' cells that the kernel needs of a sharded axis: half a window, or of parts so small or uneven that a border
+    /// of the whole grid pushes windows further inward, all of one but a cell.
     pub(crate) fn needed_reach(self) -> usize {
-        let ends_with_a_block = self.length.is_multiple_of(self.own);
-        let holds_a_slab = self.own + self.window / 2 >= self.slab(neighborhood::LONGEST);
-        if ends_with_a_block && holds_a_slab { self.window / 2 } else { self.window - 1 }
+        let holds_pushed_windows = self.own >= self.window - self.window / 2;
+        let is_even = self.length.is_multiple_of(self.own);
+        if is_even && holds_pushed_windows { self.window / 2 } else { self.window - 1 }
     }
 }
 

@@ -129,7 +129,7 @@ impl Grid {
             // From the first cell of the array of keys on, which has neighbours' cells before its own.
             let moved = |cell: &Tile| cell.minus(&first).plus(axis.reach);
             let slab_at = moved(&begin(&start.plus(&first), slab));
-            // Padding behind the grid has no windows: any keys do.
+            // No further than there are cells: they hold all windows. Padding behind the grid has none, so any keys do.
             let slab_at = slab_at.at_least(0).at_most(axis.extended() - slab);
             let begin = moved(&begin(&lane.plus(&start).plus(&first), axis.window)).minus(&slab_at);
             [start, slab_at, lane, begin]

@@ -2,6 +2,7 @@
 //! a fifth removes the noise of pixels.
 
 mod blocks;
+mod blocks_of_frames;
 mod config;
 mod model;
 mod neighborhood;
@@ -9,6 +10,7 @@ mod padding;
 #[cfg(test)]
 mod tests;
 mod tiles;
+mod window_features;
 
 pub use config::DiffusionDecoderConfig;
 pub use model::{noise_shape, program};

@@ -2,6 +2,7 @@
 
 use super::COMPONENT;
 use super::blocks::{Layers, Rope, affine, normed, upsample};
+use super::blocks_of_frames::with_large_blocks;
 use super::config::{DiffusionDecoderConfig, OutputType};
 use super::padding::SizePadding;
 use crate::hlo::{DType, Result, Type, Value};
@@ -46,9 +47,14 @@ pub fn noise_shape(c: &DiffusionDecoderConfig, [b, f, h, w]: [usize; 4]) -> [usi
 /// # Errors
 /// The first mistake made while building, with op, scope and shapes.
 pub fn program(c: &DiffusionDecoderConfig, shape: [usize; 4], pixels: Pixels, build: &Build) -> Result<Network> {
-    let p = Params::new("diffusion_decoder", COMPONENT, build);
     let [b, f, h, w] = shape;
     let sizes = Sizes::new(c, [f, h, w]);
+    let (build, notes) = match sizes.padding.pads_frames() {
+        true => (build.clone(), Vec::new()),
+        false => with_large_blocks(c, [f, h, w], build),
+    };
+    let p = Params::new("diffusion_decoder", COMPONENT, &build);
+    notes.into_iter().for_each(|note| p.note(note));
     let (latents, noise) = ([b, c.latent_channels, f, h, w], noise_shape(c, shape));
     let [_, rows, columns] = c.ratios();
     let [latents, noise] = match sizes.padding.pads_frames() {

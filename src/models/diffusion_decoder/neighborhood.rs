@@ -9,9 +9,10 @@
 
 use std::ops::Range;
 
+use super::window_features;
 use crate::hlo::{Builder, Comparison, DType, Type, Value};
 use crate::kernels::{self, GridAxis};
-use crate::nn::{Attention, Axis, MASK_VALUE, Padding, Params, ShardedDim, SpatialShards};
+use crate::nn::{Attention, Axis, Lowering, MASK_VALUE, Padding, Params, ShardedDim, SpatialShards, WindowForm};
 
 /// Frames, rows and columns of a block of queries: larger ones waste less of their slabs' borders, and need more memory.
 const BLOCK: [usize; 3] = [4, 8, 8];
@@ -39,6 +40,26 @@ struct Shard {
     first: Value,
 }
 
+/// Cells of neighbours at both ends that windows of the `own` cells of a device see. A block of queries longer than half a
+/// window reaches as far at a border as elsewhere; where a border may lie within a block, a window may lie before it but for
+/// one cell.
+fn reach(own: usize, even: bool, window: usize, block: usize) -> usize {
+    if even && block.min(own) >= window - window / 2 { window / 2 } else { window - 1 }
+}
+
+/// Frames, rows and columns of a block of queries.
+pub(super) fn block(lowering: Lowering) -> [usize; 3] {
+    match lowering.windows {
+        WindowForm::Bias => BLOCK,
+        WindowForm::Features => window_features::BLOCK,
+    }
+}
+
+/// Whether an axis may be sharded: windows of a device's `own` cells see no further than its neighbours' cells.
+pub(super) fn ends_at_neighbors(own: usize, even: bool, window: usize, block: usize) -> bool {
+    reach(own, even, window, block) <= own
+}
+
 impl Blocks {
     fn new(length: usize, window: usize, block: usize) -> Self {
         let block = block.min(length);
@@ -50,12 +71,10 @@ impl Blocks {
         Blocks { length, window, block, slab, starts: (0..length.div_ceil(block)).map(start).collect(), shard: None }
     }
 
-    /// The same of `own` cells that a device has of a sharded axis. A block of queries longer than half a window reaches as far
-    /// at a border as elsewhere; where a border may lie within a block, a window may lie before it but for one cell.
+    /// The same of `own` cells that a device has of a sharded axis.
     fn sharded(dim: &ShardedDim, own: usize, window: usize, block: usize) -> Self {
         let (length, block) = (dim.global_size(own), block.min(own));
-        let even = own * dim.groups.size() == length;
-        let reach = if even && block >= window - window / 2 { window / 2 } else { window - 1 };
+        let reach = reach(own, own * dim.groups.size() == length, window, block);
         let start = |i: usize| [(i * block).min(own - block); 2];
         let starts = (0..own.div_ceil(block)).map(start).collect();
         let shard = Some(Shard { own, reach, first: dim.first(own) });
@@ -139,9 +158,10 @@ pub(super) fn attention(
     if kernels::has_windows(p.lowering().attention, q, axes) {
         return fused(q, [k, v], axes, scale, shards);
     }
+    let block = block(p.lowering());
     let [time, rows, columns] = [0, 1, 2].map(|axis| match shards.along(1 + axis) {
-        Some(dim) => Blocks::sharded(dim, q.dim(1 + axis as isize), kernel[axis], BLOCK[axis]),
-        None => Blocks::new(grid[axis], kernel[axis], BLOCK[axis]),
+        Some(dim) => Blocks::sharded(dim, q.dim(1 + axis as isize), kernel[axis], block[axis]),
+        None => Blocks::new(grid[axis], kernel[axis], block[axis]),
     });
     // Corners come along: columns are extended where rows already are.
     let [k, v] = [k, v].map(|x| columns.extended(&rows.extended(x, shards.along(2)), shards.along(3)));
@@ -159,9 +179,16 @@ pub(super) fn attention(
         };
         let query = cut(q, &query_t, time.block, 0);
         let [key, value] = [&k, &v].map(|x| cut(x, &key_t, time.slab, 1));
-        let bias = repeated(&joint_bias(&time.bias(b, &query_t, &key_t), &row_bias, &column_bias), q.dim(0));
-        let sequence = [Axis::Replicated; 2];
-        let o = Attention { q: &query, k: &key, v: &value, bias: Some(&bias), scale, sequence }.here(p);
+        let time_bias = time.bias(b, &query_t, &key_t);
+        let biases = [&time_bias, &row_bias, &column_bias];
+        let o = match p.lowering().windows {
+            WindowForm::Bias => {
+                let bias = repeated(&joint_bias(biases), q.dim(0));
+                let sequence = [Axis::Replicated; 2];
+                Attention { q: &query, k: &key, v: &value, bias: Some(&bias), scale, sequence }.here(p)
+            }
+            WindowForm::Features => window_features::attention(p, [&query, &key, &value], biases, scale),
+        };
         let o = unbatched(&o, places, [time.block, rows.block, columns.block]);
         done.dynamic_update(1, &query_t, &columns.joined(&rows.joined(&o, 2), 3))
     };
@@ -211,10 +238,10 @@ fn unbatched(x: &Value, [n, m]: [usize; 2], [t, h, w]: [usize; 3]) -> Value {
     y.reshape(vec![b, t, n * h, m * w, heads, dim])
 }
 
-/// Biases of the axes as one of all cells, `[places, 1, queries, keys]`: of `time [1, block, slab]`, and of rows and columns
-/// `[blocks, block, slab]`.
-fn joint_bias(time: &Value, rows: &Value, columns: &Value) -> Value {
-    let sum = [time, rows, columns].into_iter().enumerate().map(|(axis, x)| {
+/// Biases of the axes as one of all cells, `[places, 1, queries, keys]`: of frames `[1, block, slab]`, and of rows and
+/// columns `[blocks, block, slab]`.
+fn joint_bias(biases: [&Value; 3]) -> Value {
+    let sum = biases.into_iter().enumerate().map(|(axis, x)| {
         let mut dims = vec![1; 8];
         (dims[2 + axis], dims[5 + axis]) = (x.dim(1), x.dim(2));
         if axis > 0 {

@@ -2,10 +2,11 @@ use serde_json::json;
 
 use super::blocks::pairs;
 use super::*;
-use crate::hlo::{DType, Type};
+use crate::hlo::{DType, Mesh, Type};
+use crate::models::Network;
 use crate::models::pixels::Pixels;
 use crate::models::testing::{assert_refused, elements, tensors_once};
-use crate::nn::Build;
+use crate::nn::{Axis, Build, ContextParallelPolicy, Layout, Rule};
 
 fn published() -> DiffusionDecoderConfig {
     DiffusionDecoderConfig::from_json(&json!({"_class_name": "LTX2VideoDiffusionDecoderModel"})).expect("reads")
@@ -54,6 +55,32 @@ fn no_tensor_grows_with_the_square_of_the_grid() {
     });
     // A token stands for 4 x 4 pixels of a frame, and has 1024 hidden features.
     assert_eq!(largest.max(), Some(121 * 272 * 480 * 1024));
+}
+
+/// Sixteen rows of latents over eight devices are two each, and a window sees three before and behind a block.
+#[test]
+fn frames_are_over_as_many_devices_as_windows_reach() {
+    let rule = |axis, mesh_axes: &[&str]| Rule {
+        axis,
+        mesh_axes: mesh_axes.iter().map(|a| (*a).to_string()).collect(),
+        place: "x.yml:1".into(),
+    };
+    let rules = vec![rule(Axis::Height, &["context", "tensor"]), rule(Axis::Width, &["cfg"])];
+    let mesh = Mesh::new(&[("cfg", 2), ("context", 4), ("tensor", 2)]);
+    let layout = Layout::new(mesh, rules, vec![], vec![], ContextParallelPolicy::default()).expect("valid");
+    let build = Build { layout, ..Build::new(DType::BF16) };
+    let of = |rows, columns| program(&published(), [1, 16, rows, columns], Pixels::Values, &build).expect("builds");
+    let axes = |network: &Network, dim: usize| {
+        let given = &network.program.arguments.iter().find(|a| a.name == "latents").expect("latents").sharding;
+        given.as_ref().expect("a sharding").0[dim].join(",")
+    };
+    let small = of(16, 24);
+    assert_eq!((axes(&small, 3), axes(&small, 4)), ("context".into(), "cfg".into()));
+    let note = "diffusion_decoder: 16 rows of latents over context x tensor have blocks that windows reach beyond; over \
+                context alone";
+    assert!(small.notes.iter().any(|n| n == note), "{:?}", small.notes);
+    let large = of(64, 24);
+    assert_eq!((axes(&large, 3), large.notes.len()), ("context,tensor".into(), 0));
 }
 
 #[test]
