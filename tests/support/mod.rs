@@ -365,7 +365,7 @@ pub fn request(case: &Case, models: &Model) -> Request {
     let frame_rate = s["frame_rate"].as_f64().expect("frame_rate");
     let steps = number("steps") as usize;
     let shapes = Shapes::new(&models.sizes, width, height, num_frames, frame_rate).expect("legal sizes");
-    let sigmas = match s["sigma_shift"].as_str() {
+    let sigmas = match s.get("sigma_shift").and_then(|shift| shift.as_str()) {
         Some("official") => sigmas::official(steps, sigmas::OFFICIAL_TOKENS),
         _ => models.scheduler.sigmas(steps, shapes.tokens.video),
     };
