@@ -6,7 +6,7 @@ use ndarray::Array3;
 use crate::av::Av;
 use crate::nn::Layout;
 use crate::pipeline::Result;
-use crate::pipeline::batch::Batch;
+use crate::pipeline::batch::{Batch, DrawOrder};
 use crate::pipeline::call::Call;
 use crate::pipeline::calls::PassSpec;
 use crate::pipeline::denoise_loop::{CallNoise, DenoiseLoop};
@@ -42,7 +42,7 @@ impl<'a> SyntheticInputs<'a> {
     /// Packed noise of a pass' shapes.
     pub(crate) fn noise(&self, runner: &mut Runner, shapes: &Shapes) -> Result<Av<Array3<f32>>> {
         let sizes = &runner.model.sizes;
-        let drawn = self.batch.noise().draw(&mut runner.executor, shapes, sizes)?;
+        let drawn = self.batch.noise().draw(&mut runner.executor, shapes, sizes, DrawOrder::default())?;
         pack(sizes, &fixed(drawn.video)?, &fixed(drawn.audio)?)
     }
 

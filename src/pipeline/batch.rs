@@ -1,16 +1,18 @@
 //! Videos that are made together: as many as the layout splits a batch over.
 
-use crate::request::{ModelSizes, Request, Shapes};
-use ndarray::{Array, ArrayD, Axis as Dim, RemoveAxis};
+use crate::request::{ModelSizes, NoiseOrder, Request, Shapes};
+use ndarray::{Array, ArrayD, Axis as Dim, Ix3, RemoveAxis};
 
 use super::error::{PipelineError, Result};
 use super::executor::Executor;
+use super::tensors::fixed;
+use crate::av::Av;
 use crate::config;
 use crate::hlo::DType;
 use crate::models::diffusion_decoder::{DiffusionDecoderConfig, noise_shape};
 use crate::nn::{Axis, Layout};
 use crate::runtime::noise;
-use crate::sampling::latents::VideoShape;
+use crate::sampling::latents::{AudioShape, VideoShape, unpack_audio};
 use crate::sampling::noise::TorchRng;
 use crate::tensor::Tensor;
 
@@ -102,6 +104,30 @@ pub enum Noise {
     },
 }
 
+/// How torch's generator draws a pass' starting noise.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DrawOrder {
+    /// Streams that are drawn as sequences of tokens, appended ones included; others have the shape of their latents.
+    pub tokens: Av<bool>,
+    /// Type that the video's is drawn in; the sound's is f32.
+    pub video: DType,
+}
+
+impl Default for DrawOrder {
+    fn default() -> Self {
+        DrawOrder { tokens: Av::both(false), video: DType::F32 }
+    }
+}
+
+impl DrawOrder {
+    /// The order of a pass of the request that `refines` latents or not, in a run of `dtype`. diffusers' upsampler leaves latents
+    /// in that type, and noise is drawn in the latents'.
+    pub fn of(request: &Request, refines: bool, dtype: DType) -> Self {
+        let narrow = refines && request.noise_order == NoiseOrder::Diffusers;
+        DrawOrder { tokens: request.draws_tokens(refines), video: if narrow { dtype } else { DType::F32 } }
+    }
+}
+
 /// Starting noise of a pass.
 pub struct Drawn {
     /// Unpacked, `[b, C, F, H, W]`.
@@ -113,14 +139,59 @@ pub struct Drawn {
 }
 
 impl Noise {
-    /// The noise of a pass: video first, then audio, each in its unpacked shape, then appended tokens.
+    /// The noise of a pass: video first, then audio, then appended tokens. A device draws each in its unpacked shape.
     ///
     /// # Errors
     /// Errors of the device that draws.
-    pub fn draw(&mut self, executor: &mut Executor, shapes: &Shapes, sizes: &ModelSizes) -> Result<Drawn> {
+    pub fn draw(
+        &mut self,
+        executor: &mut Executor,
+        shapes: &Shapes,
+        sizes: &ModelSizes,
+        order: DrawOrder,
+    ) -> Result<Drawn> {
+        if order != DrawOrder::default() && matches!(self, Noise::Torch(_)) {
+            return self.draw_in(executor, shapes, sizes, order);
+        }
         let mut joined = self.rows(executor, &draws(shapes, sizes), DType::F32)?.into_iter();
         let mut next = || joined.next().unwrap_or_else(|| ArrayD::default(ndarray::IxDyn(&[0])));
         Ok(Drawn { video: next(), audio: next(), appended: (shapes.appended > 0).then(next) })
+    }
+
+    /// The noise of a pass in an order of its own.
+    fn draw_in(
+        &mut self,
+        executor: &mut Executor,
+        shapes: &Shapes,
+        sizes: &ModelSizes,
+        DrawOrder { tokens, video: dtype }: DrawOrder,
+    ) -> Result<Drawn> {
+        let channels = sizes.transformer.streams().map(|stream| stream.in_channels);
+        let mut all = draws(shapes, sizes);
+        if tokens.video {
+            all.truncate(2);
+            all[0].1 = vec![1, shapes.tokens.video, channels.video];
+        }
+        if tokens.audio {
+            all[1].1 = vec![1, shapes.tokens.audio, channels.audio];
+        }
+        let types = [dtype, DType::F32, DType::F32];
+        let one = |(draw, dtype)| Ok(self.rows(executor, std::slice::from_ref(draw), dtype)?.remove(0));
+        let mut drawn = all.iter().zip(types).map(one).collect::<Result<Vec<ArrayD<f32>>>>()?.into_iter();
+        let mut next = || drawn.next().unwrap_or_default();
+        let (mut video, mut audio, mut appended) = (next(), next(), drawn.next());
+        if tokens.video {
+            let all = fixed::<_, Ix3>(video)?;
+            let (own, rest) = all.view().split_at(Dim(1), shapes.own_tokens());
+            let shape = VideoShape { batch: all.shape()[0], ..shapes.video };
+            appended = (shapes.appended > 0).then(|| rest.to_owned().into_dyn());
+            video = sizes.video_grid.unpack(own, &shape)?.into_dyn();
+        }
+        if tokens.audio {
+            let all = fixed::<_, Ix3>(audio)?;
+            audio = unpack_audio(all.view(), &AudioShape { batch: all.shape()[0], ..shapes.audio })?.into_dyn();
+        }
+        Ok(Drawn { video, audio, appended })
     }
 
     /// Noise that videos are decoded from, `[b, channels, frames, height, width]`, of the type that the decoder computes in:

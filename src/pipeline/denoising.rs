@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use ndarray::{Array3, ArrayD, Axis as Dim, Ix3, Ix4, Ix5, s};
 
-use super::batch::Dump;
+use super::batch::{DrawOrder, Dump};
 use super::calls::PassSpec;
 use super::conditions::ConditionTokens;
 use super::denoise_loop::{CallNoise, DenoiseLoop};
@@ -67,7 +67,8 @@ impl Run<'_> {
         let conditions = self.runner.encode_conditions(request, &shapes)?;
         let sizes = &self.runner.model.sizes;
         let shape = request.denoise_shape(sizes, &shapes, self.batch.size());
-        let drawn = self.noise.draw(&mut self.runner.executor, &shapes, sizes)?;
+        let order = DrawOrder::of(request, names.phase == Phase::Refine, self.runner.build.dtype);
+        let drawn = self.noise.draw(&mut self.runner.executor, &shapes, sizes, order)?;
         let (video, audio) = (fixed::<_, Ix5>(drawn.video)?, fixed::<_, Ix4>(drawn.audio)?);
         self.dump.keep_row(&format!("{}noise.video", names.dump), &video, 1, 0);
         self.dump.keep_row(&format!("{}noise.audio", names.dump), &audio, 1, 0);

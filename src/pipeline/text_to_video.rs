@@ -4,7 +4,7 @@ use std::path::Path;
 
 use ndarray::{Array2, Array3, Array4, Array5, Axis as Dim, Ix3, Ix5};
 
-use super::batch::{Batch, Dump, split};
+use super::batch::{Batch, DrawOrder, Dump, split};
 use super::clock::{Clock, PhaseTime};
 use super::denoising::{FIRST, SECOND};
 use super::error::{PipelineError, Result};
@@ -124,7 +124,8 @@ impl Run<'_> {
         let mut latents = match &saved {
             Some(sound) => {
                 // Noise goes on where the first pass left it.
-                self.noise.draw(&mut self.runner.executor, &shapes, &self.runner.model.sizes)?;
+                let order = DrawOrder::of(&first, false, self.runner.build.dtype);
+                self.noise.draw(&mut self.runner.executor, &shapes, &self.runner.model.sizes, order)?;
                 Av { video: Array3::default((0, 0, 0)), audio: sound.clone() }
             }
             None => {

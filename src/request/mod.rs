@@ -49,6 +49,8 @@ pub struct Request {
     pub seed: u64,
     /// Where noise is drawn.
     pub noise: config::Noise,
+    /// Order in which torch's generator draws the noise that passes start from.
+    pub noise_order: NoiseOrder,
     /// Noise levels, from the first step's to the final 0: one more than steps.
     pub sigmas: Vec<f32>,
     /// Guidance of video and audio.
@@ -87,6 +89,15 @@ pub enum Noising {
     Known,
 }
 
+/// Order of the noise that a pass starts from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoiseOrder {
+    /// The video's in the shape of its latents, the sound's, then that of appended tokens, in f32.
+    Latents,
+    /// As diffusers' pipelines draw it (`prepare_latents`, `_create_noised_state`).
+    Diffusers,
+}
+
 /// The second pass of a two-pass request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RefinePass {
@@ -122,6 +133,17 @@ impl Request {
         // Frames that are generated guide the first pass alone.
         second.conditions.video.retain(|condition| condition.content != Content::Generated);
         (Request { width: self.width / 2, height: self.height / 2, ..first }, Some(second))
+    }
+
+    /// Streams whose starting noise is drawn as a sequence of tokens, appended ones included, where others' has the shape of
+    /// latents; of a pass that `refines` latents or not. diffusers' pipeline from a first frame keeps the video's shape.
+    pub fn draws_tokens(&self, refines: bool) -> Av<bool> {
+        if self.noise_order == NoiseOrder::Latents {
+            return Av::both(false);
+        }
+        let video = &self.conditions.video;
+        let appends = video.iter().any(|condition| condition.appended_at().is_some());
+        Av { video: appends || (refines && video.is_empty()), audio: appends || refines }
     }
 
     /// Whether any condition is an image, which the video encoder encodes.

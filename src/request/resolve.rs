@@ -1,6 +1,6 @@
 //! From a configuration to a request.
 
-use super::{ModelSizes, Noising, RefinePass, Request, RequestError, Shapes, Tiling, conditions};
+use super::{ModelSizes, NoiseOrder, Noising, RefinePass, Request, RequestError, Shapes, Tiling, conditions};
 use crate::av::Av;
 use crate::config::{self, Config, Dtype, Job, Reference};
 use crate::hlo::DType;
@@ -90,6 +90,10 @@ pub(crate) fn of_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<R
         frame_rate: r.frame_rate,
         seed: job.seed,
         noise: config.sampler.noise,
+        noise_order: match config.sampler.noise_order {
+            Reference::Official | Reference::Official1 => NoiseOrder::Latents,
+            Reference::Diffusers => NoiseOrder::Diffusers,
+        },
         sigmas: Vec::new(),
         scales,
         stg_blocks: stg_blocks(config, &sizes.transformer, scales)?,

@@ -5,19 +5,15 @@ use std::fs;
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use crate::support::drawn::write_decoder;
+use crate::support::drawn::{WHOLE_2_5 as MODEL, with_diffusion_decoder};
 use crate::support::{Case, case, cpu, dumped, dumping, generate, needs, open, plain, thresholds};
 use ltx2::config::Config;
 use ltx2::hlo::DType;
-use ltx2::models::diffusion_decoder::{DiffusionDecoderConfig, program};
-use ltx2::models::pixels::Pixels;
 use ltx2::pipeline::model::Model;
 use ltx2::pipeline::options::RunOptions;
 use ltx2::pipeline::{Generated, Runner};
 use ltx2::request::{Request, Tiling};
 use serde_json::Value;
-
-const MODEL: &str = "tests/fixtures/models/tiny_2_5";
 
 fn named(name: &str) -> Case {
     case("pipeline_2_5", Path::new(&format!("tests/fixtures/cases/pipeline_2_5/{name}.safetensors")))
@@ -96,20 +92,11 @@ fn two_distilled_passes_agree_with_the_reference() {
     agrees(&case, &config(&case, "ltx2_5_distilled", &["two_stage.audio=stage_2"]));
 }
 
-/// The model with a diffusion decoder beside the convolutional one, whose latents have a mean and deviation of their own.
-fn with_diffusion_decoder(folder: &Path) -> String {
-    for part in fs::read_dir(MODEL).expect("a folder") {
-        let part = fs::canonicalize(part.expect("an entry").path()).expect("a path");
-        let name = if part.is_dir() { part.file_name() } else { Some("model_index.json".as_ref()) };
-        std::os::unix::fs::symlink(&part, folder.join(name.expect("a name"))).expect("a link");
-    }
-    let model = Path::new("tests/fixtures/models/diffusion_d");
-    let text = fs::read_to_string(model.join("diffusion_decoder/config.json")).expect("a file");
-    let config = DiffusionDecoderConfig::from_json(&serde_json::from_str(&text).expect("JSON")).expect("valid");
-    let network = program(&config, [1, 2, 2, 2], Pixels::Values, &plain(DType::F32)).expect("builds");
-    let statistics: [(&str, &[f32]); 2] = [("latents_mean", &[0.25, -0.5]), ("latents_std", &[1.5, 0.75])];
-    write_decoder(model, &network, &statistics, folder);
-    folder.to_str().expect("a path").to_string()
+/// The same by diffusers: no frame is marked, no step draws noise, and the second pass' is in the order of tokens.
+#[needs(cpu)]
+fn two_distilled_passes_agree_with_diffusers_own() {
+    let case = named("distilled_by_diffusers");
+    agrees(&case, &config(&case, "ltx2_5_distilled", &["reference=diffusers"]));
 }
 
 /// Tiles of features on either side of every border, each with noise of its own, as diffusers decodes and blends them.

@@ -11,7 +11,7 @@ pub mod single_file;
 pub mod thresholds;
 pub mod tpu;
 
-use ltx2::request::{Noising, Request, Shapes};
+use ltx2::request::{NoiseOrder, Noising, Request, Shapes};
 use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
 use std::ops::ControlFlow;
@@ -378,6 +378,7 @@ pub fn request(case: &Case, models: &Model) -> Request {
         frame_rate,
         seed: number("seed"),
         noise: ltx2::config::Noise::Torch,
+        noise_order: NoiseOrder::Latents,
         sigmas: sigmas.expect("a schedule"),
         scales: Av::NAMES.map(scales),
         stg_blocks: Av::both(
