@@ -5,7 +5,7 @@ from contextlib import contextmanager, nullcontext
 
 import torch
 from diffusers import (
-    FlowMatchEulerDiscreteScheduler, LTX2LatentUpsamplePipeline, LTX2Pipeline, LTX2VideoDiffusionDecodePipeline,
+    FlowMatchEulerDiscreteScheduler, LTX2DFRPipeline, LTX2LatentUpsamplePipeline, LTX2Pipeline, LTX2VideoDiffusionDecodePipeline,
     LTX2VideoDiffusionDecoderModel, LTXEulerAncestralRFScheduler,
 )
 from diffusers.pipelines.ltx2 import LTX2TextConnectors
@@ -208,6 +208,20 @@ def _two_passes_by_itself(pipeline, request):
     return first | {"latents.video": video, "latents.audio": audio}
 
 
+def _beside_a_generated_frame(pipeline, request):
+    """A pass by diffusers' pipeline of generated keyframes: one of 25 frames has such a one at its end. Noise is that of its whole
+    sequence, the generated frame's behind the video's own."""
+    parts = {name: part for name, part in pipeline.components.items() if name != "scheduler"}
+    whole = LTX2DFRPipeline(scheduler=verbatim_scheduler(), **parts)
+    made = whole(
+        prompt=request["prompt"], width=request["width"], height=request["height"], num_frames=request["num_frames"],
+        frame_rate=request["frame_rate"], max_sequence_length=request["max_sequence_length"], output_type="latent",
+        generator=torch.Generator("cpu").manual_seed(request["seed"]),
+    )
+    assert list(made.keyframe_positions) == [request["num_frames"] - 1]
+    return {"latents.video": made.frames, "latents.audio": made.audio}
+
+
 _NEUTRAL = dict(cfg=1.0, stg=0.0, modality=1.0, rescale=0.0)
 _COMMON = dict(prompt=POSITIVE, negative_prompt=NEGATIVE, num_frames=9, frame_rate=24.0, max_sequence_length=64)
 _GUIDED = dict(
@@ -229,7 +243,13 @@ _CASES = {
     ),
     "distilled": (_two_passes, _DISTILLED),
     "distilled_by_diffusers": (_two_passes_by_itself, _DISTILLED),
+    "generated_frame": (
+        _beside_a_generated_frame,
+        dict(_COMMON, width=64, height=64, num_frames=25, seed=7, guidance={"video": _NEUTRAL, "audio": _NEUTRAL}),
+    ),
 }
+# They mark what they mark.
+_BY_THEMSELVES = (_two_passes_by_itself, _beside_a_generated_frame)
 _STRIDES = {"video": (1, 4, 1, 9, 9), "audio": (1, 1, 53)}
 
 
@@ -238,7 +258,7 @@ def pipeline_2_5():
     cases_diffusion_decoder.configuration("diffusion_d")
     for case, (run, request) in _CASES.items():
         whole = models.load_pipeline(NAME)
-        with nullcontext() if run is _two_passes_by_itself else _marked(whole.transformer):
+        with nullcontext() if run in _BY_THEMSELVES else _marked(whole.transformer):
             outputs = {k: v.float() for k, v in run(whole, request).items()}
         kept, extra = thin(outputs, _STRIDES)
         write_case(

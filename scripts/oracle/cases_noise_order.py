@@ -1,4 +1,4 @@
-"""Noise that diffusers' pipelines start their passes from, by themselves: a first pass from nothing, a second from its latents."""
+"""Noise that diffusers' pipelines start their passes from, by themselves: a first pass from scratch, a second from its latents."""
 
 import hashlib
 import json

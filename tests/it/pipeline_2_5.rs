@@ -12,7 +12,7 @@ use ltx2::hlo::DType;
 use ltx2::pipeline::model::Model;
 use ltx2::pipeline::options::RunOptions;
 use ltx2::pipeline::{Generated, Runner};
-use ltx2::request::{Request, Tiling};
+use ltx2::request::{Condition, Request, Tiling};
 use serde_json::Value;
 
 fn named(name: &str) -> Case {
@@ -41,13 +41,17 @@ fn agrees(case: &Case, config: &Config) -> (Runner, Request, Generated) {
     let job = config.jobs().expect("a prompt").remove(0);
     let request = runner.model.request(config, &job).expect("a request");
     let made = generate(&mut runner, &request, &dumping(None));
+    compare(case, &made);
+    (runner, request, made)
+}
+
+fn compare(case: &Case, made: &Generated) {
     let limit = thresholds::row(&case.name).f32();
     for name in case.outputs.keys().map(|name| name.trim_end_matches(".strided")) {
-        let distance = case.distance(name, dumped(&made, name));
+        let distance = case.distance(name, dumped(made, name));
         eprintln!("{} {name}: {distance:.1e}", case.name);
         assert!(distance <= limit, "{} {name}: {distance:e}", case.name);
     }
-    (runner, request, made)
 }
 
 /// A tokenizer folder like the model's, of which nothing adds the token in front.
@@ -97,6 +101,25 @@ fn two_distilled_passes_agree_with_the_reference() {
 fn two_distilled_passes_agree_with_diffusers_own() {
     let case = named("distilled_by_diffusers");
     agrees(&case, &config(&case, "ltx2_5_distilled", &["reference=diffusers"]));
+}
+
+/// A frame that is generated beside the video's, as diffusers' pipeline of such makes it: marked, at its own time, its noise
+/// behind the video's in one sequence.
+#[needs(cpu)]
+fn a_generated_frame_is_diffusers_own() {
+    let case = named("generated_frame");
+    let set = [
+        "reference=diffusers",
+        "pipeline=text_to_video",
+        "sampler.sigma_shift=official",
+        "conditioning.first_frame_marker=official",
+    ];
+    let config = config(&case, "ltx2_5_distilled", &set);
+    let mut runner = open(&cpu(8), MODEL, plain(DType::F32));
+    let job = config.jobs().expect("a prompt").remove(0);
+    let mut request = runner.model.request(&config, &job).expect("a request");
+    request.conditions.video.push(Condition::generated(24));
+    compare(&case, &generate(&mut runner, &request, &dumping(None)));
 }
 
 /// Tiles of features on either side of every border, each with noise of its own, as diffusers decodes and blends them.
