@@ -172,7 +172,8 @@ layouts-figure: $(LTX2)
 	for l in $(V6E_LAYOUTS); do $(FIGURE) --target tpu:v6e:2x4 --layout $$l --json $(FIGURES)/$$l.json || exit 1; done
 	cargo run --locked --example layouts_figure $(FIGURES)/*.json > $(FIGURES).svg
 
-# The binary beside the reference on random models and requests, all drawn: SEEDS of them from FIRST, or one, SEED. PYTHON is
+# The binary beside the reference on random models and requests, all drawn: SEEDS of them from FIRST, or one, SEED; then the same of
+# LTX-2.5. PYTHON is
 # a Python that has the pinned reference; left out, a venv is made once.
 ORACLE := target/oracle
 PYTHON ?= $(ORACLE)/bin/python
@@ -183,7 +184,10 @@ oracle-check:
 	cargo build --locked
 	target/debug/ltx2 plugin install cpu
 	[ "$(PYTHON)" != $(ORACLE)/bin/python ] || scripts/oracle/venv.sh $(ORACLE)
-	OMP_NUM_THREADS=1 $(PYTHON) scripts/oracle/check.py --ltx2 target/debug/ltx2 $(if $(SEED),--seed $(SEED),--seeds $(FIRST) $(SEEDS))
+	for of in "" "--generation 2.5"; do \
+		OMP_NUM_THREADS=1 $(PYTHON) scripts/oracle/check.py --ltx2 target/debug/ltx2 $$of \
+			$(if $(SEED),--seed $(SEED),--seeds $(FIRST) $(SEEDS)) || exit 1; \
+	done
 
 # scripts/verify_real.sh from end to end on tiny random models; docs/images/verify.png is the top of one of its reports.
 verify-rehearsal: $(CPU_PLUGIN)

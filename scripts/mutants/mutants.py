@@ -183,7 +183,13 @@ def synchronize():
     kept = set()
     for name in names:
         source, target = ROOT / name, TREE / name
-        if not source.is_file() or source.is_symlink():
+        if source.is_symlink():
+            # A part of a model that is another model's.
+            if not target.is_symlink():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.symlink_to(source.readlink())
+            continue
+        if not source.is_file():
             continue
         kept.add(name)
         content = source.read_bytes()

@@ -1,11 +1,11 @@
 """LTX-2.5 whole: a model whose parts in the form of LTX-2.3 are links to that one's, and its pipelines of one and two passes."""
 
 import shutil
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from diffusers import (
-    FlowMatchEulerDiscreteScheduler, LTX2LatentUpsamplePipeline, LTX2Pipeline, LTX2VideoDiffusionDecodePipeline,
+    FlowMatchEulerDiscreteScheduler, LTX2DFRPipeline, LTX2LatentUpsamplePipeline, LTX2Pipeline, LTX2VideoDiffusionDecodePipeline,
     LTX2VideoDiffusionDecoderModel, LTXEulerAncestralRFScheduler,
 )
 from diffusers.pipelines.ltx2 import LTX2TextConnectors
@@ -188,6 +188,40 @@ def _two_passes(pipeline, request):
     return first | _decoded(pipeline, video, audio)
 
 
+def _two_passes_by_itself(pipeline, request):
+    """The same as diffusers' own pages have it: plain steps in both passes, of the model's scheduler and of one that takes noise
+    levels as they are, and noise by the pipeline where it is given latents."""
+    half = dict(request, width=request["width"] // 2, height=request["height"] // 2)
+    source = torch.Generator("cpu").manual_seed(request["seed"])
+    video, audio = pipeline(
+        generator=source, output_type="latent", width=half["width"], height=half["height"],
+        **_arguments(half, DISTILLED_SIGMA_VALUES),
+    )
+    first = {"stage_1.latents.video": video, "stage_1.latents.audio": audio}
+    upsample = LTX2LatentUpsamplePipeline(pipeline.vae, models.load("upsampler_plain", "latent_upsampler"))
+    larger = upsample(latents=video, output_type="latent", return_dict=False)[0]
+    pipeline.scheduler = verbatim_scheduler()
+    video, audio = pipeline(
+        generator=source, output_type="latent", width=request["width"], height=request["height"], latents=larger,
+        audio_latents=audio, noise_scale=request["refine_sigmas"][0], **_arguments(request, request["refine_sigmas"][:-1]),
+    )
+    return first | {"latents.video": video, "latents.audio": audio}
+
+
+def _beside_a_generated_frame(pipeline, request):
+    """A pass by diffusers' pipeline of generated keyframes: one of 25 frames has such a one at its end. Noise is that of its whole
+    sequence, the generated frame's behind the video's own."""
+    parts = {name: part for name, part in pipeline.components.items() if name != "scheduler"}
+    whole = LTX2DFRPipeline(scheduler=verbatim_scheduler(), **parts)
+    made = whole(
+        prompt=request["prompt"], width=request["width"], height=request["height"], num_frames=request["num_frames"],
+        frame_rate=request["frame_rate"], max_sequence_length=request["max_sequence_length"], output_type="latent",
+        generator=torch.Generator("cpu").manual_seed(request["seed"]),
+    )
+    assert list(made.keyframe_positions) == [request["num_frames"] - 1]
+    return {"latents.video": made.frames, "latents.audio": made.audio}
+
+
 _NEUTRAL = dict(cfg=1.0, stg=0.0, modality=1.0, rescale=0.0)
 _COMMON = dict(prompt=POSITIVE, negative_prompt=NEGATIVE, num_frames=9, frame_rate=24.0, max_sequence_length=64)
 _GUIDED = dict(
@@ -197,20 +231,25 @@ _GUIDED = dict(
         "audio": dict(cfg=7.0, stg=1.0, modality=3.0, rescale=0.7),
     },
 )
+_DISTILLED = dict(
+    _COMMON, width=128, height=64, seed=7, guidance={"video": _NEUTRAL, "audio": _NEUTRAL},
+    refine_sigmas=[0.909375, 0.725, 0.421875, 0.0],
+)
 _CASES = {
     "guided": (_one_pass, _GUIDED),
     "decoded": (_by_diffusion, _GUIDED),
     "decoded_tiled": (
         _by_diffusion, dict(_GUIDED, tiling=dict(pixels=32, overlap=8, frames=6, frame_overlap=2)),
     ),
-    "distilled": (
-        _two_passes,
-        dict(
-            _COMMON, width=128, height=64, seed=7, guidance={"video": _NEUTRAL, "audio": _NEUTRAL},
-            refine_sigmas=[0.909375, 0.725, 0.421875, 0.0],
-        ),
+    "distilled": (_two_passes, _DISTILLED),
+    "distilled_by_diffusers": (_two_passes_by_itself, _DISTILLED),
+    "generated_frame": (
+        _beside_a_generated_frame,
+        dict(_COMMON, width=64, height=64, num_frames=25, seed=7, guidance={"video": _NEUTRAL, "audio": _NEUTRAL}),
     ),
 }
+# They mark what they mark.
+_BY_THEMSELVES = (_two_passes_by_itself, _beside_a_generated_frame)
 _STRIDES = {"video": (1, 4, 1, 9, 9), "audio": (1, 1, 53)}
 
 
@@ -219,7 +258,7 @@ def pipeline_2_5():
     cases_diffusion_decoder.configuration("diffusion_d")
     for case, (run, request) in _CASES.items():
         whole = models.load_pipeline(NAME)
-        with _marked(whole.transformer):
+        with nullcontext() if run in _BY_THEMSELVES else _marked(whole.transformer):
             outputs = {k: v.float() for k, v in run(whole, request).items()}
         kept, extra = thin(outputs, _STRIDES)
         write_case(

@@ -8,21 +8,17 @@ from diffusers.pipelines.ltx2 import pipeline_ltx2_condition
 from diffusers.pipelines.ltx2.pipeline_ltx2_condition import LTX2VideoCondition
 from PIL import Image
 
-from cases_pipeline import draw_noise, noise_shapes, run_pipeline
+from cases_pipeline import draw_noise, run_pipeline
 
 
 @contextmanager
-def noise_in_our_order(pipeline, request):
-    """Has the pipeline from frames anywhere draw as all others do: the video's own latents, the sound's, what is appended."""
-    own, sound = pipeline_ltx2_condition.randn_tensor, []
+def noise_as_drawn(drawn):
+    """Keeps what the pipeline from frames anywhere draws: whole sequences of tokens, the video's with what is appended."""
+    own = pipeline_ltx2_condition.randn_tensor
 
-    def draw(shape, generator, **_):
-        if sound:
-            return sound.pop()
-        video, audio = (torch.randn(size, generator=generator) for size in noise_shapes(pipeline, request))
-        sound.append(audio.transpose(1, 2).flatten(2))
-        tokens = video.flatten(2).transpose(1, 2)
-        return torch.cat([tokens, torch.randn(1, shape[1] - tokens.shape[1], shape[2], generator=generator)], 1)
+    def draw(*shape, **more):
+        drawn.append(own(*shape, **more))
+        return drawn[-1]
 
     pipeline_ltx2_condition.randn_tensor = draw
     try:
@@ -51,7 +47,7 @@ def run(model, dtype):
     """Noise, final latents, frames and samples."""
     request = dict(model.request, stg_blocks=model.request["stg_blocks"]["video"])
     _merge(model)
-    pipeline, more, order = model.pipeline, {}, nullcontext()
+    pipeline, more, order, drawn = model.pipeline, {}, nullcontext(), []
     at = [image["frame"] for image in request["images"]]
     images = [Image.open(file).convert("RGB") for file in model.images]
     if at:
@@ -63,10 +59,15 @@ def run(model, dtype):
         pipeline = LTX2ConditionPipeline(**pipeline.components)
         latent = lambda frame: (frame + pipeline.vae_temporal_compression_ratio - 1) // pipeline.vae_temporal_compression_ratio
         more["conditions"] = [LTX2VideoCondition(image, latent(frame), crf=0) for image, frame in zip(images, at)]
-        order = noise_in_our_order(pipeline, request)
+        order = noise_as_drawn(drawn)
     pipeline.set_progress_bar_config(disable=True)
     with order:
         outputs = run_pipeline(pipeline, request, **more)
     del outputs["sigmas"]
     video, audio = draw_noise(pipeline, request)
+    if drawn:
+        (_, channels, *sizes), (_, _, length, bins) = video.shape, audio.shape
+        own = sizes[0] * sizes[1] * sizes[2]
+        video = drawn[0][:, :own].transpose(1, 2).reshape(1, channels, *sizes)
+        audio = drawn[1].reshape(1, length, -1, bins).transpose(1, 2)
     return outputs if dtype == torch.bfloat16 else {"noise.video": video, "noise.audio": audio, **outputs}

@@ -12,6 +12,7 @@ import cases_diffusion_decoder
 import cases_gemma4
 import cases_images
 import cases_lora
+import cases_noise_order
 import cases_pipeline
 import cases_text
 import cases_tiles
@@ -50,6 +51,7 @@ def main():
         **cases_decoders.COMPONENTS,
         **cases_diffusion_decoder.COMPONENTS,
         **cases_pipeline.COMPONENTS,
+        **cases_noise_order.COMPONENTS,
         **cases_2_5.COMPONENTS,
         **cases_dfr.COMPONENTS,
         **cases_tiles.COMPONENTS,

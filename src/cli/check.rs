@@ -51,6 +51,48 @@ enum Finding {
     Weights(ValidationReport),
 }
 
+/// Components that predict the frames of a prompt's video.
+const DURATION: [Component; 4] =
+    [Component::TextEncoder, Component::Tokenizer, Component::Connectors, Component::DurationHead];
+
+/// Choices that LTX-2.5 alone leaves to what its files hold.
+struct Newest {
+    /// The video VAE decodes.
+    convolution: bool,
+    /// The diffusion decoder is here.
+    diffusion: bool,
+    /// Components that `--num-frames auto` lacks.
+    duration: Vec<&'static str>,
+}
+
+impl Newest {
+    /// The decoder of `model.decoder: auto` by a reference, Lightricks' or diffusers'.
+    fn decoder(&self, official: bool) -> Option<&'static str> {
+        match (self.convolution, self.diffusion) {
+            (false, false) => None,
+            (convolution, true) if official || !convolution => Some("diffusion"),
+            _ => Some("conv"),
+        }
+    }
+
+    fn lines(&self) -> [String; 2] {
+        let decoder = match (self.convolution, self.diffusion) {
+            (true, true) => "diffusion, by reference: diffusers conv; both are here",
+            (false, true) => "diffusion; vae has no decoder, which conv needs",
+            (true, false) => "conv; diffusion needs diffusion_decoder",
+            (false, false) => "needs diffusion_decoder, or vae with a decoder",
+        };
+        let frames = match self.duration.is_empty() {
+            true => "ready".to_string(),
+            false if self.duration == [Component::DurationHead.folder()] => {
+                "needs duration_head; by reference: diffusers it is 121 frames".to_string()
+            }
+            false => format!("needs {}", self.duration.join(", ")),
+        };
+        [format!("model.decoder auto: {decoder}"), format!("--num-frames auto: {frames}")]
+    }
+}
+
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let overrides = Overrides {
         text_encoder: args.text_encoder.clone(),
@@ -81,6 +123,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         let unmarked = pipeline == Pipeline::Dfr && source.version().is_ok_and(|version| version != Version::V2_5);
         absent.chain(unmarked.then_some("a transformer of LTX-2.5")).collect()
     };
+    let newest = source.version().is_ok_and(|v| v == Version::V2_5).then(|| Newest {
+        convolution: good(Component::Vae) && configs.has_video_decoder().unwrap_or(false),
+        diffusion: good(Component::DiffusionDecoder),
+        duration: DURATION.into_iter().filter(|p| !good(*p)).map(Component::folder).collect(),
+    });
     let pipelines = || Pipeline::value_variants().iter().map(|pipeline| (pipeline.name(), missing(*pipeline)));
     let missing = missing(Pipeline::TextToVideo);
     // What cannot be opened is among the findings.
@@ -92,10 +139,15 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         let state = |missing: &[&str]| serde_json::json!({"ready": missing.is_empty(), "missing": missing});
         let pipelines: serde_json::Map<String, serde_json::Value> =
             pipelines().map(|(name, missing)| (name.to_string(), state(&missing))).collect();
-        let all = serde_json::json!({
+        let mut all = serde_json::json!({
             "model": source.path(), "version": version, "parts": parts, "weight_bytes": bytes,
             "text_to_video": state(&missing), "pipelines": pipelines, "unverified": unverified,
         });
+        if let Some(newest) = &newest {
+            let [official, diffusers] = [true, false].map(|official| newest.decoder(official));
+            all["decoder_auto"] = serde_json::json!({"official": official, "diffusers": diffusers});
+            all["num_frames_auto"] = state(&newest.duration);
+        }
         print(&format!("{}\n", serde_json::to_string_pretty(&all)?))?;
     } else {
         let size = bytes as f64 / 1e9;
@@ -105,6 +157,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             true => format!("{name}: ready"),
             false => format!("{name}: needs {}", missing.join(", ")),
         }));
+        lines.extend(newest.iter().flat_map(Newest::lines));
         lines.extend(unverified.iter().map(|line| format!("warning: {line}")));
         print(&(lines.join("\n") + "\n"))?;
     }

@@ -242,9 +242,10 @@ fn unwrap_sidecar(root: Node) -> Node {
 }
 
 /// Keys that `reference` sets.
-const BY_REFERENCE: [&str; 11] = [
+const BY_REFERENCE: [&str; 12] = [
     "sampler.sigma_shift",
     "sampler.step_noise",
+    "sampler.noise_order",
     "guidance.stg_streams",
     "conditioning.cross_timestep",
     "conditioning.keyframe_span",

@@ -264,6 +264,10 @@ with_defaults! {
         /// Noise that the steps of `euler_ancestral` draw. Official: from a generator of their own, in the type of
         /// `runtime.dtype`; diffusers: from the request's, which goes on, in f32.
         pub step_noise: Reference = Reference::Official,
+        /// Order of the noise that passes start from. Official: a video in the shape of its latents, its sound, then appended
+        /// tokens; diffusers: as its pipelines draw it, whole sequences of tokens where a pass starts from latents or tokens are
+        /// appended.
+        pub noise_order: Reference = Reference::Official,
         /// Denoising steps.
         #[schemars(range(min = 1, max = 256))]
         pub steps: usize = 40,

@@ -112,7 +112,9 @@ pub(crate) fn bench(
     }
     if request.conditions.as_ref().into_iter().any(|all| !all.is_empty()) {
         return Err(PipelineError::Usage(
-            "bench supports requests without image conditioning only; leave request.images empty".into(),
+            "bench supports requests without conditions only; leave out request.images, request.audio_latents and \
+             conditioning.generated_keyframes"
+                .into(),
         ));
     }
     let mut bench = Bench::new(config, &request, &mut session.runner, options, &matmul)?;

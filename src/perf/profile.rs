@@ -67,7 +67,9 @@ pub(crate) fn profile(
     let request = runner.model.request(config, job)?;
     if request.conditions.as_ref().into_iter().any(|all| !all.is_empty()) {
         return Err(PipelineError::Usage(
-            "profile supports requests without image conditioning only; leave request.images empty".into(),
+            "profile supports requests without conditions only; leave out request.images, request.audio_latents and \
+             conditioning.generated_keyframes"
+                .into(),
         ));
     }
     let (first, _) = request.passes();

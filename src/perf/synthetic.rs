@@ -6,15 +6,13 @@ use ndarray::Array3;
 use crate::av::Av;
 use crate::nn::Layout;
 use crate::pipeline::Result;
-use crate::pipeline::batch::Batch;
+use crate::pipeline::batch::{Batch, DrawOrder};
 use crate::pipeline::call::Call;
 use crate::pipeline::calls::PassSpec;
 use crate::pipeline::denoise_loop::{CallNoise, DenoiseLoop};
 use crate::pipeline::executor::{Executor, Inputs};
-use crate::pipeline::packing::pack;
 use crate::pipeline::programs::ProgramKind;
 use crate::pipeline::runner::Runner;
-use crate::pipeline::tensors::fixed;
 use crate::request::{ModelSizes, Request, Shapes};
 use crate::runtime::{Executable, Outputs, ShardedTensor};
 use crate::sampling::AnySampler;
@@ -42,8 +40,8 @@ impl<'a> SyntheticInputs<'a> {
     /// Packed noise of a pass' shapes.
     pub(crate) fn noise(&self, runner: &mut Runner, shapes: &Shapes) -> Result<Av<Array3<f32>>> {
         let sizes = &runner.model.sizes;
-        let drawn = self.batch.noise().draw(&mut runner.executor, shapes, sizes)?;
-        pack(sizes, &fixed(drawn.video)?, &fixed(drawn.audio)?)
+        let drawn = self.batch.noise().draw(&mut runner.executor, shapes, sizes, DrawOrder::default())?;
+        drawn.tokens(sizes)
     }
 
     /// Call of the program that computes the loop's step-invariant inputs.

@@ -2,17 +2,20 @@
 
 use std::thread::JoinHandle;
 
-use crate::request::{Draws, ModelSizes, Request, Shapes};
-use ndarray::{Array, ArrayD, Axis as Dim, RemoveAxis};
+use crate::request::{ModelSizes, NoiseOrder, Request, Shapes};
+use ndarray::{Array, Array3, ArrayD, Axis as Dim, Ix3, RemoveAxis};
 
 use super::error::{PipelineError, Result};
 use super::executor::Executor;
+use super::packing::pack;
+use super::tensors::fixed;
+use crate::av::Av;
 use crate::config;
 use crate::hlo::DType;
 use crate::models::diffusion_decoder::{DiffusionDecoderConfig, noise_shape};
 use crate::nn::{Axis, Layout};
 use crate::runtime::noise;
-use crate::sampling::latents::VideoShape;
+use crate::sampling::latents::{AudioShape, VideoShape, unpack_audio};
 use crate::sampling::noise::TorchRng;
 use crate::tensor::Tensor;
 
@@ -76,15 +79,10 @@ impl<'a> Batch<'a> {
 /// Tensors of a pass's starting noise, one row of each: their names and shapes.
 pub(super) fn draws(shapes: &Shapes, sizes: &ModelSizes) -> Vec<(&'static str, Vec<usize>)> {
     let (v, a) = (&shapes.video, &shapes.audio);
-    if shapes.draws == Draws::Tokens {
-        let video = ("video", vec![1, shapes.tokens.video, sizes.transformer.in_channels]);
-        let audio = shapes.denoises_audio.then(|| ("audio", vec![1, a.length, a.channels * a.mel_bins]));
-        return [video].into_iter().chain(audio).collect();
+    let mut draws = vec![("video", vec![1, v.channels, v.frames, v.height, v.width])];
+    if shapes.denoises_audio {
+        draws.push(("audio", vec![1, a.channels, a.length, a.mel_bins]));
     }
-    let mut draws = vec![
-        ("video", vec![1, v.channels, v.frames, v.height, v.width]),
-        ("audio", vec![1, a.channels, a.length, a.mel_bins]),
-    ];
     if shapes.appended > 0 {
         draws.push(("appended", vec![1, shapes.appended, sizes.transformer.in_channels]));
     }
@@ -109,26 +107,111 @@ pub enum Noise {
     },
 }
 
+/// How torch's generator draws a pass' starting noise.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DrawOrder {
+    /// Streams that are drawn as sequences of tokens, appended ones included; others have the shape of their latents.
+    pub tokens: Av<bool>,
+    /// Type that the video's is drawn in; the sound's is f32.
+    pub video: DType,
+}
+
+impl Default for DrawOrder {
+    fn default() -> Self {
+        DrawOrder { tokens: Av::both(false), video: DType::F32 }
+    }
+}
+
+impl DrawOrder {
+    /// The order of a pass of the request that `refines` latents or not, in a run of `dtype`. diffusers' upsampler leaves latents
+    /// in that type, and noise is drawn in the latents'.
+    pub fn of(request: &Request, refines: bool, dtype: DType) -> Self {
+        let narrow = refines && request.noise_order == NoiseOrder::Diffusers;
+        DrawOrder { tokens: request.draws_tokens(refines), video: if narrow { dtype } else { DType::F32 } }
+    }
+}
+
 /// Starting noise of a pass.
 pub struct Drawn {
-    /// Unpacked, `[b, C, F, H, W]`; drawn by tokens, `[b, n, c]`.
+    /// Unpacked, `[b, C, F, H, W]`.
     pub video: ArrayD<f32>,
-    /// Unpacked, `[b, C, L, M]`; drawn by tokens, `[b, m, c]`, or nothing where sound is not denoised.
-    pub audio: ArrayD<f32>,
-    /// Of tokens behind the video's own, `[b, extra, c]`, where these are not drawn with it.
+    /// Unpacked, `[b, C, L, M]`; none where sound is not denoised.
+    pub audio: Option<ArrayD<f32>>,
+    /// Of tokens behind the video's own, `[b, extra, c]`.
     pub appended: Option<ArrayD<f32>>,
 }
 
+impl Drawn {
+    /// As the loop's tokens, without those that are appended; no sound where none was drawn.
+    ///
+    /// # Errors
+    /// None that sizes of a request can cause.
+    pub(crate) fn tokens(self, sizes: &ModelSizes) -> Result<Av<Array3<f32>>> {
+        let video = fixed(self.video)?;
+        match self.audio {
+            Some(audio) => pack(sizes, &video, &fixed(audio)?),
+            None => Ok(Av { video: sizes.video_grid.pack(video.view())?, audio: Array3::zeros((0, 0, 0)) }),
+        }
+    }
+}
+
 impl Noise {
-    /// The noise of a pass: video first, then audio, each in its unpacked shape, then appended tokens.
+    /// The noise of a pass: video first, then audio, then appended tokens. A device draws each in its unpacked shape.
     ///
     /// # Errors
     /// Errors of the device that draws.
-    pub fn draw(&mut self, executor: &mut Executor, shapes: &Shapes, sizes: &ModelSizes) -> Result<Drawn> {
+    pub fn draw(
+        &mut self,
+        executor: &mut Executor,
+        shapes: &Shapes,
+        sizes: &ModelSizes,
+        order: DrawOrder,
+    ) -> Result<Drawn> {
+        if order != DrawOrder::default() && matches!(self, Noise::Torch(_)) {
+            return self.draw_in(executor, shapes, sizes, order);
+        }
         let mut joined = self.rows(executor, &draws(shapes, sizes), DType::F32)?.into_iter();
         let mut next = || joined.next().unwrap_or_else(|| ArrayD::default(ndarray::IxDyn(&[0])));
-        let apart = shapes.appended > 0 && shapes.draws == Draws::Latents;
-        Ok(Drawn { video: next(), audio: next(), appended: apart.then(next) })
+        let video = next();
+        let audio = shapes.denoises_audio.then(&mut next);
+        Ok(Drawn { video, audio, appended: (shapes.appended > 0).then(next) })
+    }
+
+    /// The noise of a pass in an order of its own.
+    fn draw_in(
+        &mut self,
+        executor: &mut Executor,
+        shapes: &Shapes,
+        sizes: &ModelSizes,
+        DrawOrder { tokens, video: dtype }: DrawOrder,
+    ) -> Result<Drawn> {
+        let channels = sizes.transformer.streams().map(|stream| stream.in_channels);
+        let mut all = draws(shapes, sizes);
+        if tokens.video {
+            all.retain(|(name, _)| *name != "appended");
+            all[0].1 = vec![1, shapes.tokens.video, channels.video];
+        }
+        if tokens.audio && shapes.denoises_audio {
+            all[1].1 = vec![1, shapes.tokens.audio, channels.audio];
+        }
+        let types = [dtype, DType::F32, DType::F32];
+        let one = |(draw, dtype)| Ok(self.rows(executor, std::slice::from_ref(draw), dtype)?.remove(0));
+        let mut drawn = all.iter().zip(types).map(one).collect::<Result<Vec<ArrayD<f32>>>>()?.into_iter();
+        let mut video = drawn.next().unwrap_or_default();
+        let mut audio = drawn.next().filter(|_| shapes.denoises_audio);
+        let mut appended = drawn.next();
+        if tokens.video {
+            let all = fixed::<_, Ix3>(video)?;
+            let (own, rest) = all.view().split_at(Dim(1), shapes.own_tokens());
+            let shape = VideoShape { batch: all.shape()[0], ..shapes.video };
+            appended = (shapes.appended > 0).then(|| rest.to_owned().into_dyn());
+            video = sizes.video_grid.unpack(own, &shape)?.into_dyn();
+        }
+        if let Some(tokens) = audio.take_if(|_| tokens.audio) {
+            let all = fixed::<_, Ix3>(tokens)?;
+            audio = Some(unpack_audio(all.view(), &AudioShape { batch: all.shape()[0], ..shapes.audio })?.into_dyn());
+        }
+        Ok(Drawn { video, audio, appended })
     }
 
     /// Noise that videos are decoded from, `[b, channels, frames, height, width]`, of the type that the decoder computes in:

@@ -6,13 +6,13 @@ use std::rc::Rc;
 
 use ndarray::{Array3, ArrayD, Axis as Dim, Ix3, s};
 
-use super::batch::Dump;
+use super::batch::{DrawOrder, Dump};
 use super::calls::PassSpec;
 use super::conditions::ConditionTokens;
 use super::denoise_loop::{CallNoise, DenoiseLoop};
 use super::error::{PipelineError, Result};
 use super::model::Model;
-use super::packing::{pack, unpack};
+use super::packing::unpack;
 use super::phase::Phase;
 use super::programs::ProgramKind;
 use super::prompts::branch_text;
@@ -21,7 +21,7 @@ use super::saved::Saved;
 use super::tensors::fixed;
 use crate::av::Av;
 use crate::failpoint;
-use crate::request::{Draws, Noising, Request, Shapes};
+use crate::request::{Noising, Request, Shapes};
 use crate::runtime::{Outputs, ShardedTensor};
 use crate::sampling::denoise::DenoiseShape;
 use crate::tensor::Tensor;
@@ -107,17 +107,15 @@ impl Run<'_> {
         let conditions = self.runner.encode_conditions(request, &shapes, carried)?;
         let sizes = &self.runner.model.sizes;
         let shape = request.denoise_shape(sizes, &shapes, self.batch.size());
-        let drawn = self.noise.draw(&mut self.runner.executor, &shapes, sizes)?;
+        let order = DrawOrder::of(request, names.phase == Phase::Refine, self.runner.build.dtype);
+        let mut drawn = self.noise.draw(&mut self.runner.executor, &shapes, sizes, order)?;
         self.dump.keep_row(&format!("{}noise.video", names.dump), &drawn.video, 1, 0);
-        if shapes.denoises_audio {
-            self.dump.keep_row(&format!("{}noise.audio", names.dump), &drawn.audio, 1, 0);
+        if let Some(audio) = &drawn.audio {
+            self.dump.keep_row(&format!("{}noise.audio", names.dump), audio, 1, 0);
         }
-        let mut start = match (shapes.draws, shapes.denoises_audio) {
-            (Draws::Latents, _) => pack(sizes, &fixed(drawn.video)?, &fixed(drawn.audio)?)?,
-            (Draws::Tokens, true) => Av { video: fixed(drawn.video)?, audio: fixed(drawn.audio)? },
-            (Draws::Tokens, false) => Av { video: fixed(drawn.video)?, audio: Array3::zeros((0, 0, 0)) },
-        };
-        if let Some(appended) = drawn.appended {
+        let appended = drawn.appended.take();
+        let mut start = drawn.tokens(sizes)?;
+        if let Some(appended) = appended {
             start.video = concatenated(&start.video, &fixed(appended)?)?;
         }
         if let Some(Before { tokens, generated, .. }) = before {

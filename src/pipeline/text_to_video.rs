@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 
 use ndarray::{Array2, Array3, Array4, Array5, ArrayD, Axis as Dim, Ix3, Ix5, Slice};
 
-use super::batch::{Batch, Dump, split};
+use super::batch::{Batch, DrawOrder, Dump, split};
 use super::clock::{Clock, PhaseTime};
 use super::denoising::{Before, Denoised, FIRST, SECOND};
 use super::error::{PipelineError, Result};
@@ -130,8 +130,7 @@ impl Run<'_> {
         let mut decoder_noise = None;
         let mut made = match &saved {
             Some(sound) => {
-                // Noise goes on where the first pass left it.
-                self.noise.draw(&mut self.runner.executor, &shapes, &self.runner.model.sizes)?;
+                self.skip_noise(&first, &shapes)?;
                 let video = Array3::default((0, 0, 0));
                 Denoised { tokens: Av { video: video.clone(), audio: sound.clone() }, generated: video }
             }
@@ -196,6 +195,13 @@ impl Run<'_> {
             dump,
         });
         Ok(made.collect())
+    }
+
+    /// Noise goes on where the first pass left it.
+    fn skip_noise(&mut self, first: &Request, shapes: &Shapes) -> Result<()> {
+        let order = DrawOrder::of(first, false, self.runner.build.dtype);
+        self.noise.draw(&mut self.runner.executor, shapes, &self.runner.model.sizes, order)?;
+        Ok(())
     }
 
     pub(super) fn ends(&mut self, phase: Phase) {

@@ -56,8 +56,8 @@ pub struct Request {
     pub seed: u64,
     /// Where noise is drawn.
     pub noise: config::Noise,
-    /// Shapes that it is drawn in.
-    pub draws: Draws,
+    /// Order in which torch's generator draws the noise that passes start from.
+    pub noise_order: NoiseOrder,
     /// Noise levels, from the first step's to the final 0: one more than steps.
     pub sigmas: Vec<f32>,
     /// Guidance of video and audio.
@@ -100,13 +100,14 @@ pub enum Noising {
     Known,
 }
 
-/// Shapes that a pass' noise is drawn in.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Draws {
-    /// Latents of video and sound, then appended tokens.
-    #[default]
+/// Order of the noise that a pass starts from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoiseOrder {
+    /// The video's in the shape of its latents, the sound's, then that of appended tokens, in f32.
     Latents,
-    /// Tokens: all of the video, appended ones included, then those of the sound that is denoised.
+    /// As diffusers' pipelines draw it (`prepare_latents`, `_create_noised_state`).
+    Diffusers,
+    /// All of the video's tokens, appended ones included, then those of the sound.
     Tokens,
 }
 
@@ -168,6 +169,18 @@ impl Request {
     /// Frames a second that the video's positions are computed for.
     pub(crate) fn position_rate(&self) -> f64 {
         self.position_rate.unwrap_or(self.frame_rate)
+    }
+
+    /// Streams whose starting noise is drawn as a sequence of tokens, appended ones included, where others' has the shape of
+    /// latents; of a pass that `refines` latents or not. diffusers' pipeline from a first frame keeps the video's shape.
+    pub fn draws_tokens(&self, refines: bool) -> Av<bool> {
+        let video = &self.conditions.video;
+        let appends = video.iter().any(|condition| condition.appended_at().is_some());
+        match self.noise_order {
+            NoiseOrder::Latents => Av::both(false),
+            NoiseOrder::Diffusers => Av { video: appends || (refines && video.is_empty()), audio: appends || refines },
+            NoiseOrder::Tokens => Av::both(true),
+        }
     }
 
     /// Whether any condition is an image, which the video encoder encodes.

@@ -1,7 +1,8 @@
 //! From a configuration to a request.
 
 use super::{
-    Canvas, Dfr, DfrForm, Draws, ModelSizes, Noising, RefinePass, Request, RequestError, Shapes, Tiling, conditions,
+    Canvas, Dfr, DfrForm, ModelSizes, NoiseOrder, Noising, RefinePass, Request, RequestError, Shapes, Tiling,
+    conditions,
 };
 use crate::av::Av;
 use crate::config::{self, Config, Dtype, Job, Pipeline, Reference};
@@ -101,7 +102,12 @@ pub(crate) fn of_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<R
         position_rate: dfr.as_ref().map(|dfr| dfr.form.pass_rate(r.frame_rate)),
         seed: job.seed,
         noise: config.sampler.noise,
-        draws: if dfr.is_some() { Draws::Tokens } else { Draws::Latents },
+        noise_order: match config.sampler.noise_order {
+            // Of both references alike.
+            _ if dfr.is_some() => NoiseOrder::Tokens,
+            Reference::Official | Reference::Official1 => NoiseOrder::Latents,
+            Reference::Diffusers => NoiseOrder::Diffusers,
+        },
         sigmas: Vec::new(),
         scales,
         stg_blocks: stg_blocks(config, &sizes.transformer, scales)?,
@@ -238,14 +244,7 @@ mod tests {
         let video = VideoShape { batch: 1, channels: 1, frames: 1, height: 25, width: 32 };
         let audio = AudioShape { batch: 1, channels: 1, length: 1, mel_bins: 1 };
         // 200 of the 1000 tokens are appended.
-        let shapes = Shapes {
-            video,
-            audio,
-            tokens: Av { video: 1000, audio: 1 },
-            appended: 200,
-            draws: Draws::Latents,
-            denoises_audio: true,
-        };
+        let shapes = Shapes { video, audio, tokens: Av { video: 1000, audio: 1 }, appended: 200, denoises_audio: true };
         let of = |set: &[&str]| sigmas(&config(set), &scheduler, &shapes).expect("a schedule");
         let (steps, list) = ("sampler.steps=6", "sampler.sigmas=[0.9, 0.4]");
         let diffusers = "sampler.sigma_shift=diffusers";
@@ -271,14 +270,7 @@ mod tests {
         // A list is taken as it is by the distilled one's.
         let video = VideoShape { batch: 1, channels: 1, frames: 1, height: 25, width: 32 };
         let audio = AudioShape { batch: 1, channels: 1, length: 1, mel_bins: 1 };
-        let shapes = Shapes {
-            video,
-            audio,
-            tokens: Av { video: 800, audio: 1 },
-            appended: 0,
-            draws: Draws::Latents,
-            denoises_audio: true,
-        };
+        let shapes = Shapes { video, audio, tokens: Av { video: 800, audio: 1 }, appended: 0, denoises_audio: true };
         assert_eq!(sigmas(&config(&[list, diffusers]), &distilled, &shapes).expect("a schedule"), [0.9, 0.4, 0.0]);
     }
 

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use ndarray::{Array2, Array4, s};
 
-use super::{Condition, Content, Draws, ModelSizes, Request, coordinate_grids};
+use super::{Condition, Content, ModelSizes, Request, coordinate_grids};
 use crate::av::Av;
 use crate::sampling::SamplingError;
 use crate::sampling::denoise::AudioRole;
@@ -20,8 +20,6 @@ pub struct Shapes {
     pub tokens: Av<usize>,
     /// Video tokens of conditions behind the video's own.
     pub appended: usize,
-    /// Shapes that noise is drawn in.
-    pub(crate) draws: Draws,
     /// Whether the sound starts from noise.
     pub(crate) denoises_audio: bool,
 }
@@ -41,7 +39,7 @@ impl Shapes {
         let video = sizes.video_grid.latents(1, sizes.video_channels, width, height, num_frames)?;
         let audio = sizes.audio_grid.latents(1, sizes.audio_channels, num_frames, frame_rate)?;
         let tokens = Av { video: sizes.video_grid.tokens(&video), audio: audio.length };
-        Ok(Shapes { video, audio, tokens, appended: 0, draws: Draws::default(), denoises_audio: true })
+        Ok(Shapes { video, audio, tokens, appended: 0, denoises_audio: true })
     }
 
     /// The latents and tokens of a pass.
@@ -54,7 +52,7 @@ impl Shapes {
         let appended = image * r.conditions.video.iter().filter_map(Condition::appended_at).count();
         let tokens = Av { video: shapes.tokens.video + appended, ..shapes.tokens };
         let denoises_audio = r.audio == AudioRole::Denoised;
-        Ok(Shapes { tokens, appended, draws: r.draws, denoises_audio, ..shapes })
+        Ok(Shapes { tokens, appended, denoises_audio, ..shapes })
     }
 
     /// The video's own tokens.

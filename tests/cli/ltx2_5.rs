@@ -4,9 +4,12 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Output;
 
+use crate::support::drawn::{distilled_2_5, with_diffusion_decoder};
 use crate::support::single_file::{TINY, TINY_2_5, combined_parts, header_2_5, write};
 use crate::support::{self, QUICK, needs};
 use ltx2::weights::{Component, ModelSource, Overrides};
+use safetensors::Dtype;
+use safetensors::tensor::TensorView;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -74,6 +77,9 @@ fn a_transformer_file_is_the_one_of_its_folder() {
         assert_eq!(line("text_to_video"), format!("text_to_video: {base}"));
         assert_eq!(line("two_stage"), format!("two_stage: {base}, latent_upsampler"));
         assert_eq!(line("dfr"), format!("dfr: {base}, latent_upsampler"));
+        assert_eq!(line("model.decoder"), "model.decoder auto: needs diffusion_decoder, or vae with a decoder");
+        let auto = "--num-frames auto: needs text_encoder, tokenizer, connectors, duration_head";
+        assert_eq!(line("--num-frames"), auto);
         let stderr = text(&checked.stderr);
         assert!(checked.status.code() == Some(1) && stderr.contains("not complete: text_encoder"), "{stderr}");
     }
@@ -96,6 +102,41 @@ fn tensors_that_a_part_lacks_are_listed() {
     assert_eq!(part("transformer")[0], "\"ok\"");
     assert_eq!(said["pipelines"]["hq"]["ready"], false);
     assert_eq!(said["pipelines"]["text_to_video"], said["text_to_video"]);
+}
+
+/// Of each `auto` the answer is by what the files hold.
+#[needs(nothing)]
+fn automatic_choices_say_what_they_found() {
+    let dir = TempDir::new().expect("a folder");
+    let (whole, some) = (dir.path().join("whole"), dir.path().join("some"));
+    for folder in [&whole, &some] {
+        std::fs::create_dir(folder).expect("a folder");
+    }
+    let whole = with_diffusion_decoder(&whole);
+    // The same without a duration head, and without the decoder's weights.
+    let some = with_diffusion_decoder(&some);
+    std::fs::remove_file(Path::new(&some).join("duration_head")).expect("a link");
+    std::fs::remove_file(Path::new(&some).join("diffusion_decoder/diffusion_pytorch_model.safetensors"))
+        .expect("a file");
+    let said = |model: &str| text(&check(&[model]).stdout);
+    for (model, decoder, frames) in [
+        (&whole[..], "diffusion, by reference: diffusers conv; both are here", "ready"),
+        (
+            &some,
+            "conv; diffusion needs diffusion_decoder",
+            "needs duration_head; by reference: diffusers it is 121 frames",
+        ),
+    ] {
+        let said = said(model);
+        for line in [format!("model.decoder auto: {decoder}"), format!("--num-frames auto: {frames}")] {
+            assert!(said.lines().any(|own| own == line), "no '{line}': {said}");
+        }
+    }
+    let older = said(TINY);
+    assert!(!older.contains("auto"), "an older model has no such choice: {older}");
+    let json: Value = serde_json::from_slice(&check(&[&whole, "--json"]).stdout).expect("JSON");
+    assert_eq!(json["decoder_auto"], serde_json::json!({"official": "diffusion", "diffusers": "conv"}));
+    assert_eq!(json["num_frames_auto"]["ready"], true);
 }
 
 /// One line that names file, key and cure, before anything else is read.
@@ -221,4 +262,69 @@ fn what_dfr_cannot_do_is_refused() {
     refused(&dfr(TINY), 2, &["pipeline = dfr: this transformer lacks the mark of generated keyframes"]);
     let other = ["-c", "ltx2_5_distilled", "-m", WHOLE_2_5, "--temporal-rounds", "1"];
     refused(&other, 2, &["dfr.temporal_rounds = 1", "only the pipeline dfr has rounds"]);
+}
+
+/// A run of every part in turn on the devices has the bits of one where all stay, and so has one from its sidecar; `bench` times
+/// the same programs. A LoRA of another generation ends it before anything is compiled.
+#[needs(cpu)]
+fn a_run_of_all_parts_repeats() {
+    let dir = TempDir::new().expect("a folder");
+    let path = |name: &str| dir.path().join(name).to_str().expect("UTF-8").to_string();
+    std::fs::create_dir(path("model")).expect("a folder");
+    let set = distilled_2_5(&with_diffusion_decoder(Path::new(&path("model"))));
+    let set: Vec<&str> = set.iter().flat_map(|pair| ["--set", pair]).collect();
+    let run = |arguments: &[&str]| {
+        let out = support::ltx2().args(arguments).output().expect("the binary runs");
+        assert!(out.status.success(), "{arguments:?}: {}", text(&out.stderr));
+        (text(&out.stdout), text(&out.stderr))
+    };
+    let sidecar = |name: &str| -> Value {
+        serde_json::from_str(&std::fs::read_to_string(path(name)).expect("a sidecar")).expect("JSON")
+    };
+    let generate = |name: &str, residency: &str| {
+        let (out, more) = (path(&format!("{name}.mp4")), format!("runtime.residency={residency}"));
+        let base = ["generate", "-v", "-c", "ltx2_5_distilled", "-o", &out, "--set", &more];
+        (run(&[&base[..], &set].concat()).1, sidecar(&format!("{name}.json")))
+    };
+    let bytes = |made: &Value| made["timings"]["parameter_bytes"].as_u64().expect("a number");
+    let (said, all) = generate("resident", "resident");
+    assert!(!said.contains("leaves the devices") && all["sha256"]["frames"].is_string(), "{said}");
+    assert!(all["programs"].get("diffusion_decoder").is_some() && all["programs"].get("refine").is_some(), "{all}");
+    let (said, turns) = generate("in_turn", "in_turn");
+    assert_eq!(turns["sha256"], all["sha256"]);
+    assert!(bytes(&turns) < bytes(&all), "{} of {} bytes", bytes(&turns), bytes(&all));
+    for part in ["text_encoder", "transformer"] {
+        assert!(said.contains(&format!("{part} leaves the devices")), "{part}: {said}");
+    }
+    run(&["generate", "-c", &path("in_turn.json"), "-o", &path("again.mp4")]);
+    let again = sidecar("again.json");
+    assert_eq!([&again["sha256"], &again["programs"]], [&all["sha256"], &all["programs"]]);
+
+    let bench = [&["bench", "-c", "ltx2_5_distilled", "--runs", "1", "--json", "-"], &set[..]].concat();
+    let appended = [&bench[..], &["--set", "conditioning.generated_keyframes=2"]].concat();
+    let refused = support::ltx2().args(&appended).output().expect("the binary runs");
+    let said = text(&refused.stderr);
+    assert!(refused.status.code() == Some(2) && said.contains("leave out request.images"), "{said}");
+    let (json, _) = run(&bench);
+    let report: Value = serde_json::from_str(&json).expect("JSON");
+    let timed = report["programs"].as_object().expect("programs");
+    for (name, hash) in all["programs"].as_object().expect("programs") {
+        let found = timed.values().find(|p| p["program"]["hash"] == *hash);
+        assert!(found.is_some_and(|p| p["median"].as_f64() > Some(0.0)), "{name} is not timed: {json}");
+    }
+    assert!(timed["denoise_step"]["median"].as_f64() > Some(0.0), "{json}");
+
+    let lora = path("older.safetensors");
+    let pair = [("transformer.proj_in.lora_A.weight", [1, 2]), ("transformer.proj_in.lora_B.weight", [20, 1])];
+    let view = |shape: [usize; 2]| TensorView::new(Dtype::BF16, shape.to_vec(), &[0; 40][..2 * shape[0] * shape[1]]);
+    let views = pair.map(|(name, shape)| (name, view(shape).expect("a tensor")));
+    let version = [("model_version".to_string(), "2.3.0".to_string())].into();
+    std::fs::write(&lora, safetensors::serialize(views, Some(version)).expect("bytes")).expect("written");
+    let out = path("no.mp4");
+    let arguments = [&["generate", "-c", "ltx2_5_distilled", "-o", &out, "--lora", &lora], &set[..]].concat();
+    let refused = support::ltx2().args(arguments).output().expect("the binary runs");
+    let said = text(&refused.stderr);
+    let errors: Vec<&str> = said.lines().filter(|line| line.starts_with("error: ")).collect();
+    assert!(refused.status.code() == Some(1) && errors.len() == 1, "{said}");
+    assert!(errors[0].contains("older.safetensors") && errors[0].contains("is a LoRA of LTX-2.3"), "{said}");
 }

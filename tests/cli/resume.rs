@@ -5,6 +5,7 @@ use ltx2::pipeline::phase::Phase;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
+use crate::support::drawn::{distilled_2_5, with_diffusion_decoder};
 use crate::support::{self, full, needs};
 use ltx2::config::{CliOverrides, Job, load};
 use ltx2::pipeline::generate::{Finished, Observer, generate};
@@ -31,6 +32,7 @@ impl Observer for Ends {
 
 #[derive(Clone, Copy)]
 struct Run<'a> {
+    file: &'a str,
     set: &'a [String],
     output: &'a Path,
     every: Option<usize>,
@@ -42,8 +44,7 @@ type Outcome = (Result<[String; 2], String>, Vec<(Phase, usize)>);
 
 impl Run<'_> {
     fn run(&self, at: Option<(Phase, usize)>) -> Outcome {
-        let given =
-            CliOverrides { files: vec![support::tiny().into()], set: self.set.to_vec(), ..CliOverrides::default() };
+        let given = CliOverrides { files: vec![self.file.into()], set: self.set.to_vec(), ..CliOverrides::default() };
         let config = load(&given).expect("a configuration").config;
         let options = GenerateOptions {
             jobs: config.jobs().expect("jobs"),
@@ -72,7 +73,6 @@ fn settings(pipeline: &str, more: &[&str]) -> Vec<String> {
 fn a_run_that_ended_goes_on_to_the_same_bytes() {
     let folder = tempfile::tempdir().expect("a folder");
     let output: PathBuf = folder.path().join("out.mp4");
-    let steps = saved::path_of(&output);
     // Pipeline, where it ends, how often steps are kept, and the step that it goes on from.
     let cases: [(&str, Phase, usize, usize, usize); 5] = [
         ("text_to_video", Phase::Denoise, 3, 2, 3),
@@ -86,23 +86,45 @@ fn a_run_that_ended_goes_on_to_the_same_bytes() {
         if ![2, 3].contains(&n) && !full() {
             continue;
         }
-        let what = format!("{pipeline}, {phase:?} after {at}");
-        let set = settings(pipeline, &[]);
-        let plain = Run { set: &set, output: &output, every: None, resume: false };
-        let (whole, _) = plain.run(None);
-        let whole = whole.unwrap_or_else(|e| panic!("{what}: {e}"));
-        assert!(!steps.exists(), "{what}: nothing was asked to be kept");
-
-        let kept = Run { every: Some(every), ..plain };
-        let (ended, _) = kept.run(Some((phase, at)));
-        assert!(ended.is_err_and(|e| e.starts_with("interrupted after")), "{what}");
-        assert!(steps.exists(), "{what}: the steps are kept");
-
-        let (same, began) = Run { resume: true, ..kept }.run(None);
-        assert_eq!(same.as_ref(), Ok(&whole), "{what}");
-        assert_eq!(began.first(), Some(&(phase, from)), "{what}: earlier steps were run again");
-        assert!(!steps.exists(), "{what}: they are not needed any more");
+        let run = Run {
+            file: support::tiny(),
+            set: &settings(pipeline, &[]),
+            output: &output,
+            every: Some(every),
+            resume: false,
+        };
+        goes_on(run, phase, at, from);
     }
+}
+
+/// Ancestral steps draw noise where those before left off, the second pass and the diffusion decoder behind all of them.
+#[needs(cpu)]
+fn a_run_of_ltx_2_5_that_ended_goes_on_to_the_same_bytes() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let model = folder.path().join("model");
+    std::fs::create_dir(&model).expect("a folder");
+    let (set, output) = (distilled_2_5(&with_diffusion_decoder(&model)), folder.path().join("out.mp4"));
+    let run = Run { file: "ltx2_5_distilled", set: &set, output: &output, every: Some(1), resume: false };
+    for (phase, at) in [(Phase::Denoise, 3), (Phase::Refine, 1)] {
+        goes_on(run, phase, at, at);
+    }
+}
+
+/// Ends a run that keeps its steps when a phase has `at` behind it; it goes on from step `from` to the bytes of one left alone.
+fn goes_on(kept: Run, phase: Phase, at: usize, from: usize) {
+    let (what, steps) = (format!("{} {:?}, {phase:?} after {at}", kept.file, kept.set), saved::path_of(kept.output));
+    let (whole, _) = Run { every: None, ..kept }.run(None);
+    let whole = whole.unwrap_or_else(|e| panic!("{what}: {e}"));
+    assert!(!steps.exists(), "{what}: nothing was asked to be kept");
+
+    let (ended, _) = kept.run(Some((phase, at)));
+    assert!(ended.is_err_and(|e| e.starts_with("interrupted after")), "{what}");
+    assert!(steps.exists(), "{what}: the steps are kept");
+
+    let (same, began) = Run { resume: true, ..kept }.run(None);
+    assert_eq!(same.as_ref(), Ok(&whole), "{what}");
+    assert_eq!(began.first(), Some(&(phase, from)), "{what}: earlier steps were run again");
+    assert!(!steps.exists(), "{what}: they are not needed any more");
 }
 
 #[needs(cpu)]
@@ -114,7 +136,7 @@ fn steps_of_another_request_are_refused() {
     std::fs::write(&image_file, &drawn).expect("written");
     let image = format!("request.images=[{{path: {}, frame: 0, strength: 1.0, crf: 0}}]", image_file.display());
     let set = settings("image_to_video", &[&image]);
-    let kept = Run { set: &set, output: &output, every: Some(1), resume: false };
+    let kept = Run { file: support::tiny(), set: &set, output: &output, every: Some(1), resume: false };
     assert!(kept.run(Some((Phase::Denoise, 2))).0.is_err());
     let other = settings("image_to_video", &[&image, "request.seed=11"]);
     let message = |set: &[String]| {

@@ -69,15 +69,16 @@ fn an_experiment_is_killed_and_goes_on() {
 fn slices_and_configurations_are_compared_each_with_its_own() {
     let dir = tempfile::tempdir().expect("a folder");
     let out = dir.path().join("out");
-    let cases = "title: Slices\nconfigs: [two.yml, three.yml]\nlayers: 1\nslices: {pair.yml: 'cpu:2', four.yml: 'cpu:4'}\n\
+    let cases = "title: Slices\nconfigs: [two.yml, three.yml, five.yml]\nlayers: 1\nslices: {pair.yml: 'cpu:2', four.yml: 'cpu:4'}\n\
         set: [request.width=64, request.height=96, request.num_frames=9, \
         runtime.xla_flags.xla_backend_optimization_level=0]\n\
-        exclude: [{config: [three.yml], slice: [four.yml]}]\n\
+        exclude: [{config: [three.yml, five.yml], slice: [four.yml]}]\n\
         include: [{config: [two.yml, three.yml], layout: tensor}, {layout: sequence}, {layout: ring, mesh: context=16}]\n";
     for (name, text) in [
         ("x.yml", cases),
         ("two.yml", "extends: nano_2_0\nmodel: {path: nano}\n"),
         ("three.yml", "extends: nano_2_3\nmodel: {path: nano_2_3}\n"),
+        ("five.yml", "extends: nano_2_5\nmodel: {path: nano_2_5}\n"),
         ("pair.yml", "layout: sequence\nmesh: {context: 2}\n"),
         ("four.yml", "layout: ulysses\nmesh: {context: 4}\n"),
     ] {
@@ -93,11 +94,11 @@ fn slices_and_configurations_are_compared_each_with_its_own() {
     let first = stderr(&done).lines().next().map(str::to_string);
     let counted = first
         .as_deref()
-        .is_some_and(|line| line.ends_with("cases: 7, programs to compile: 5, cases without a program: 1"));
+        .is_some_and(|line| line.ends_with("cases: 8, programs to compile: 6, cases without a program: 1"));
     assert!(counted, "{}", stderr(&done));
     let table = String::from_utf8_lossy(&done.stdout).into_owned();
     let groups: Vec<&str> = table.lines().filter(|line| line.starts_with("cpu:")).collect();
-    assert_eq!(groups, ["cpu:2, two", "cpu:2, three", "cpu:4, two"], "{table}");
+    assert_eq!(groups, ["cpu:2, two", "cpu:2, three", "cpu:2, five", "cpu:4, two"], "{table}");
     assert!(table.contains("tensor context=2 ") && table.contains("ulysses context=4 (four)"), "{table}");
 
     let text = std::fs::read_to_string(out.join("results.jsonl")).expect("a log");
@@ -117,7 +118,7 @@ fn slices_and_configurations_are_compared_each_with_its_own() {
         .map(|l| l.trim_matches(['|', ' ']).split(" | ").collect())
         .collect();
     let named = |row: &Vec<&str>| row[..3].join(", ");
-    assert_eq!(rows.len(), 2 + 7, "a head, a rule and the cases: {page}");
+    assert_eq!(rows.len(), 2 + 8, "a head, a rule and the cases: {page}");
     assert_eq!(named(&rows[0]), "devices, configuration, case", "no column is empty: {page}");
     for own in ["cpu:2, two, **sequence context=2 (pair)**", "cpu:4, two, **ulysses context=4 (four)**"] {
         assert!(rows.iter().any(|row| named(row) == own), "{own}: {page}");
@@ -126,7 +127,7 @@ fn slices_and_configurations_are_compared_each_with_its_own() {
     assert!(std::fs::read_to_string(out.join("report.html")).expect("a report").contains("<h2>cpu:2, three</h2>"));
 
     let again = run();
-    assert!(stderr(&again).contains("cases: 7, programs to compile: 0"), "{}", stderr(&again));
+    assert!(stderr(&again).contains("cases: 8, programs to compile: 0"), "{}", stderr(&again));
     assert_eq!(String::from_utf8_lossy(&again.stdout), table);
 }
 

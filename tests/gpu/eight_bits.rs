@@ -19,7 +19,7 @@ fn one_gpu_in_8_bits_is_the_cpu() {
     let all = cases("transformer");
     // Of each generation one; the layers apart, as CUDA's programs have them.
     let lowering = Lowering { unroll_layers: true, ..Lowering::of("cpu", "") };
-    for name in ["transformer/tiny_b", "transformer/tiny_2_3_perturbed"] {
+    for name in ["transformer/tiny_b", "transformer/tiny_2_3_perturbed", "transformer/tiny_v2_5"] {
         let case = all.iter().find(|case| case.name == name).expect("a case");
         let given: Vec<_> = case.inputs.iter().map(|(name, tensor)| (name.clone(), tensor.clone())).collect();
         tensors::write(&inputs, &given).expect("written");

@@ -17,7 +17,7 @@ use ltx2::sampling::TorchRng;
 use ltx2::tensor::Tensor;
 use ltx2::weights::{ModelSource, Overrides};
 
-use crate::support::drawn::write_decoder;
+use crate::support::drawn::write_component;
 use crate::support::{needs, quick, relative_l2};
 
 /// The published windows and strides, narrow; heads of 16.
@@ -58,7 +58,13 @@ impl Decoder {
         fs::create_dir(&model).unwrap();
         fs::write(from.join("diffusion_decoder/config.json"), PUBLISHED).unwrap();
         let network = program(&config, latents, Pixels::Values, &Build::new(DType::F32)).expect("builds");
-        write_decoder(&from, &network, &[("latents_mean", &[0.0; 8]), ("latents_std", &[1.0; 8])], &model);
+        write_component(
+            &from,
+            "diffusion_decoder",
+            &network,
+            &[("latents_mean", &[0.0; 8]), ("latents_std", &[1.0; 8])],
+            &model,
+        );
         let source = Arc::new(ModelSource::open(model.to_str().unwrap(), &Overrides::default()).expect("opens"));
         let mut rng = TorchRng::new(7);
         let inputs = [("latents", vec![b, 8, f, h, w]), ("noise", noise_shape(&config, latents).to_vec())]

@@ -69,7 +69,7 @@ fn agree(component: ProgramKind, folder: &str, names: &[&str], layouts: impl Fn(
 #[needs(cpu)]
 fn transformer() {
     let names = ["tiny_a", "tiny_a_batch_masked", "tiny_b_per_token_masked"];
-    // A denoising loop on every layout is in `layouts_2_3`.
+    // A denoising loop on every layout is in `newer_layouts`.
     let chosen = ["ulysses", "cfg", "cfg-ulysses", "tensor", "ring", "hybrid"];
     agree(ProgramKind::Transformer, "transformer", &names, |layout| chosen.contains(&layout));
 }

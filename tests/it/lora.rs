@@ -62,7 +62,7 @@ pub(crate) fn matrix(bytes: &[u8], dtype: DType, shape: [usize; 2]) -> Array2<f3
     tensor.into_f32().into_dimensionality::<Ix2>().expect("a matrix")
 }
 
-/// An update of each named module of `tiny_a`'s or `tiny_b`'s transformer.
+/// An update of each named module of a model's transformer.
 fn of_modules(path: &Path, model: &ModelSource, prefix: &str, modules: &[(&str, &str)]) -> Arc<LoraFile> {
     let checkpoint = model.checkpoint(Component::Transformer).expect("a transformer");
     let mut all = BTreeMap::new();
@@ -101,15 +101,20 @@ fn distance(a: &[(String, Tensor)], b: &[(String, Tensor)]) -> f64 {
 
 #[needs(cpu)]
 fn a_transformer_with_an_update_is_the_merged_one_and_only_that_is_loaded() {
+    for name in ["tiny_b", "tiny_v2_5"] {
+        merged_and_loaded_alone(&case(name));
+    }
+}
+
+fn merged_and_loaded_alone(case: &Case) {
     let client = cpu(8);
     let dir = tempfile::tempdir().expect("a folder");
-    let case = case("tiny_b");
     let source = model(&case.model);
     let configs = ModelConfigs::of(&source);
     let build = build(DType::F32);
     let executor = Executor::new(Engine::new(client.clone(), quick()), source.clone());
     let mut executor = executor.with_merge_order(MergeOrder::Exact);
-    let plain = run(&mut executor, &case, &configs, &build);
+    let plain = run(&mut executor, case, &configs, &build);
 
     let original = of_modules(&dir.path().join("original.safetensors"), &source, "diffusion_model", &MODULES);
     let diffusers = MODULES.map(|(_, name)| (name, name));
@@ -125,7 +130,7 @@ fn a_transformer_with_an_update_is_the_merged_one_and_only_that_is_loaded() {
     let dropped = absent(&executor);
     assert_eq!(dropped.len(), MODULES.len(), "{dropped:?}");
     assert!(executor.parameter_bytes() < bytes);
-    let updated = run(&mut executor, &case, &configs, &build);
+    let updated = run(&mut executor, case, &configs, &build);
     assert_eq!((absent(&executor).len(), executor.parameter_bytes()), (0, bytes));
     assert!(distance(&updated, &plain) > 1e-2);
 
@@ -134,30 +139,31 @@ fn a_transformer_with_an_update_is_the_merged_one_and_only_that_is_loaded() {
     let update = read(&dir.path().join("diffusers.safetensors"));
     for (_, name) in MODULES {
         let key = format!("{name}.weight");
-        let (_, shape, bytes) = &all[&key];
-        let weight = matrix(bytes, DType::F32, [shape[0], shape[1]]).mapv(f64::from);
+        let (kind, shape, bytes) = &all[&key];
+        let dtype = if *kind == Dtype::BF16 { DType::BF16 } else { DType::F32 };
+        let weight = matrix(bytes, dtype, [shape[0], shape[1]]).mapv(f64::from);
         let sum = weight + delta(&update, &format!("transformer.{name}")) * 0.5;
-        all.insert(key, stored(&sum.mapv(|v| v as f32), DType::F32));
+        all.insert(key, stored(&sum.mapv(|v| v as f32), dtype));
     }
     let by_hand = model(&with_transformer(&dir.path().join("merged"), &case.model, &all));
     let mut merged = Executor::new(Engine::new(client.clone(), quick()), by_hand.clone());
-    let want = run(&mut merged, &case, &ModelConfigs::of(&by_hand), &build);
+    let want = run(&mut merged, case, &ModelConfigs::of(&by_hand), &build);
     assert!(distance(&updated, &want) <= 1e-6, "{:e}", distance(&updated, &want));
     // The order of a run is what its weights are merged by: the default one rounds updates to bf16.
     let mut rounded = Executor::new(Engine::new(client, quick()), source.clone());
     rounded.set_loras(&[Lora { file: named.clone(), strength: 0.5 }]).expect("fits");
-    let off = distance(&run(&mut rounded, &case, &configs, &build), &updated);
+    let off = distance(&run(&mut rounded, case, &configs, &build), &updated);
     assert!((1e-5..1e-2).contains(&off), "{off:e}");
 
     // Another file with the same numbers, then none of it, then nothing: back to the beginning.
     executor.set_loras(&[Lora { file: named.clone(), strength: 0.5 }]).expect("fits");
     assert_eq!(absent(&executor).len(), MODULES.len());
-    assert!(distance(&run(&mut executor, &case, &configs, &build), &updated) == 0.0);
+    assert!(distance(&run(&mut executor, case, &configs, &build), &updated) == 0.0);
     executor.set_loras(&[Lora { file: named.clone(), strength: 0.5 }]).expect("fits");
     assert!(absent(&executor).is_empty(), "nothing changes");
     executor.set_loras(&[Lora { file: named, strength: 0.0 }]).expect("fits");
     assert_eq!(absent(&executor).len(), MODULES.len());
-    assert!(distance(&run(&mut executor, &case, &configs, &build), &plain) == 0.0);
+    assert!(distance(&run(&mut executor, case, &configs, &build), &plain) == 0.0);
     executor.set_loras(&[]).expect("fits");
     assert!(absent(&executor).is_empty(), "strength 0 was none already");
 }

@@ -2,23 +2,31 @@
 
 use crate::support::official;
 use crate::support::{Case, cases, cpu, needs, open, plain, request};
+use ltx2::av::Av;
 use ltx2::config;
 use ltx2::hlo::DType;
 use ltx2::nn::Layout;
-use ltx2::pipeline::batch::{Batch, Drawn, Noise};
+use ltx2::pipeline::batch::{Batch, DrawOrder, Drawn, Noise};
+use ltx2::pipeline::packing::pack;
 use ltx2::pipeline::runner::Runner;
-use ltx2::request::{Request, Shapes};
+use ltx2::request::{Condition, Content, NoiseOrder, Placement, Request, Shapes, Span};
 use ltx2::tensor::Tensor;
-use ndarray::ArrayD;
+use ndarray::{ArrayD, Axis, s};
+use serde_json::Value;
+use sha2::{Digest, Sha256};
 
 fn case(folder: &str, name: &str) -> Case {
     cases(folder).into_iter().find(|c| c.name == format!("{folder}/{name}")).expect("a case")
 }
 
 fn draw(noise: &mut Noise, runner: &mut Runner, request: &Request) -> Drawn {
+    draw_in(noise, runner, request, DrawOrder::default())
+}
+
+fn draw_in(noise: &mut Noise, runner: &mut Runner, request: &Request, order: DrawOrder) -> Drawn {
     let sizes = &runner.model.sizes;
     let shapes = Shapes::of(sizes, request).expect("legal sizes");
-    noise.draw(&mut runner.executor, &shapes, sizes).expect("draws")
+    noise.draw(&mut runner.executor, &shapes, sizes, order).expect("draws")
 }
 
 fn of(request: &Request) -> Noise {
@@ -38,7 +46,7 @@ fn a_stage_draws_the_references_numbers_and_the_next_goes_on_behind_them() {
         let request = request(&case, &runner.model);
         let drawn = draw(&mut of(&request), &mut runner, &request);
         assert_eq!(Tensor::from(drawn.video), case.outputs["noise.video"], "{}", case.name);
-        assert_eq!(Tensor::from(drawn.audio), case.outputs["noise.audio"], "{}", case.name);
+        assert_eq!(Tensor::from(drawn.audio.expect("sound")), case.outputs["noise.audio"], "{}", case.name);
         assert!(drawn.appended.is_none());
     }
     let case = case("official", "tiny_a_two_stage");
@@ -63,12 +71,74 @@ fn a_device_draws_other_numbers_for_each_tensor_and_stage() {
     assert_eq!((&again.video, &again.audio), (&first.video, &first.audio));
     let other = Request { seed: request.seed + 1, ..request.clone() };
     let other = draw(&mut of(&other), &mut runner, &request);
+    let sound = |drawn: &Drawn| drawn.audio.clone().expect("sound");
     for (what, a, b) in [
         ("stages, video", &first.video, &second.video),
-        ("stages, audio", &first.audio, &second.audio),
-        ("video and audio", &first.video, &first.audio),
+        ("stages, audio", &sound(&first), &sound(&second)),
+        ("video and audio", &first.video, &sound(&first)),
         ("seeds", &first.video, &other.video),
     ] {
         assert!(shared(a, b) < 2, "{what} begin with {} numbers alike", shared(a, b));
+    }
+}
+
+/// Noise of both passes by each of diffusers' pipelines, as tokens: from text, from a first frame, from a later one.
+#[needs(cpu)]
+fn passes_draw_as_diffusers_pipelines_do() {
+    let text = std::fs::read_to_string("tests/fixtures/noise/diffusers.json").expect("a fixture");
+    let fixture: Value = serde_json::from_str(&text).expect("JSON");
+    let number = |key: &str| fixture[key].as_u64().expect(key) as usize;
+    let client = cpu(1);
+    let of_pipeline = case("pipeline", "tiny_2_3_guided");
+    for case in fixture["cases"].as_array().expect("cases") {
+        let model = format!("tests/fixtures/models/{}", case["model"].as_str().expect("a name"));
+        let mut runner = open(&client, &model, plain(DType::F32));
+        let image = |placement| Condition {
+            content: Content::Image { path: "none.png".into(), crf: 0 },
+            placement,
+            strength: 1.0,
+        };
+        let video = match case["images"].as_str().expect("a kind") {
+            "text" => vec![],
+            "first" => vec![image(Placement::First)],
+            _ => vec![image(Placement::Appended { frame: 1, span: Span::Frame })],
+        };
+        let (width, height) = (number("width"), number("height"));
+        let base = request(&of_pipeline, &runner.model);
+        let first = Request {
+            seed: number("seed") as u64,
+            num_frames: number("num_frames"),
+            noise_order: NoiseOrder::Diffusers,
+            conditions: Av { video, audio: vec![] },
+            ..Request { width, height, ..base }
+        };
+        let mut noise = of(&first);
+        let second = Request { width: 2 * width, height: 2 * height, ..first.clone() };
+        let dtype = if case["dtype"] == "bfloat16" { DType::BF16 } else { DType::F32 };
+        for (refines, request) in [(false, &first), (true, &second)] {
+            let order = DrawOrder::of(request, refines, dtype);
+            let drawn = draw_in(&mut noise, &mut runner, request, order);
+            let want = &case["passes"][usize::from(refines)];
+            let (video, audio) = (
+                drawn.video.into_dimensionality().expect("latents"),
+                drawn.audio.expect("sound").into_dimensionality().expect("latents"),
+            );
+            let mut tokens = pack(&runner.model.sizes, &video, &audio).expect("packs");
+            if case["images"] == "first" {
+                let own = tokens.video.shape()[1] / video.shape()[2];
+                tokens.video = tokens.video.slice(s![.., own.., ..]).to_owned();
+            }
+            if let Some(appended) = drawn.appended {
+                let appended = appended.into_dimensionality().expect("tokens");
+                tokens.video =
+                    ndarray::concatenate(Axis(1), &[tokens.video.view(), appended.view()]).expect("one width");
+            }
+            for (stream, tokens) in Av::NAMES.zip(tokens) {
+                let what = format!("{case}, refines {refines}, {stream}");
+                assert_eq!(serde_json::json!(tokens.shape()), want[stream]["shape"], "{what}");
+                let bytes: Vec<u8> = tokens.iter().flat_map(|v| v.to_le_bytes()).collect();
+                assert_eq!(want[stream]["sha256"], hex::encode(Sha256::digest(bytes)), "{what}");
+            }
+        }
     }
 }

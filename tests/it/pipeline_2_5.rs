@@ -5,19 +5,15 @@ use std::fs;
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use crate::support::drawn::write_component;
-use crate::support::{Case, case, cpu, dumped, dumping, generate, link_parts, needs, open, plain, thresholds};
+use crate::support::drawn::{WHOLE_2_5 as MODEL, with_diffusion_decoder};
+use crate::support::{Case, case, cpu, dumped, dumping, generate, needs, open, plain, thresholds};
 use ltx2::config::Config;
 use ltx2::hlo::DType;
-use ltx2::models::diffusion_decoder::{DiffusionDecoderConfig, program};
-use ltx2::models::pixels::Pixels;
 use ltx2::pipeline::model::Model;
 use ltx2::pipeline::options::RunOptions;
 use ltx2::pipeline::{Generated, Runner};
-use ltx2::request::{Request, Tiling};
+use ltx2::request::{Condition, Request, Tiling};
 use serde_json::Value;
-
-const MODEL: &str = "tests/fixtures/models/tiny_2_5";
 
 fn named(name: &str) -> Case {
     case("pipeline_2_5", Path::new(&format!("tests/fixtures/cases/pipeline_2_5/{name}.safetensors")))
@@ -45,13 +41,17 @@ fn agrees(case: &Case, config: &Config) -> (Runner, Request, Generated) {
     let job = config.jobs().expect("a prompt").remove(0);
     let request = runner.model.request(config, &job).expect("a request");
     let made = generate(&mut runner, &request, &dumping(None));
+    compare(case, &made);
+    (runner, request, made)
+}
+
+fn compare(case: &Case, made: &Generated) {
     let limit = thresholds::row(&case.name).f32();
     for name in case.outputs.keys().map(|name| name.trim_end_matches(".strided")) {
-        let distance = case.distance(name, dumped(&made, name));
+        let distance = case.distance(name, dumped(made, name));
         eprintln!("{} {name}: {distance:.1e}", case.name);
         assert!(distance <= limit, "{} {name}: {distance:e}", case.name);
     }
-    (runner, request, made)
 }
 
 /// A tokenizer folder like the model's, of which nothing adds the token in front.
@@ -96,16 +96,30 @@ fn two_distilled_passes_agree_with_the_reference() {
     agrees(&case, &config(&case, "ltx2_5_distilled", &["two_stage.audio=stage_2"]));
 }
 
-/// The model with a diffusion decoder beside the convolutional one, whose latents have a mean and deviation of their own.
-fn with_diffusion_decoder(folder: &Path) -> String {
-    link_parts(MODEL, folder);
-    let model = Path::new("tests/fixtures/models/diffusion_d");
-    let text = fs::read_to_string(model.join("diffusion_decoder/config.json")).expect("a file");
-    let config = DiffusionDecoderConfig::from_json(&serde_json::from_str(&text).expect("JSON")).expect("valid");
-    let network = program(&config, [1, 2, 2, 2], Pixels::Values, &plain(DType::F32)).expect("builds");
-    let statistics: [(&str, &[f32]); 2] = [("latents_mean", &[0.25, -0.5]), ("latents_std", &[1.5, 0.75])];
-    write_component(model, "diffusion_decoder", &network, &statistics, folder);
-    folder.to_str().expect("a path").to_string()
+/// The same by diffusers: no frame is marked, no step draws noise, and the second pass' is in the order of tokens.
+#[needs(cpu)]
+fn two_distilled_passes_agree_with_diffusers_own() {
+    let case = named("distilled_by_diffusers");
+    agrees(&case, &config(&case, "ltx2_5_distilled", &["reference=diffusers"]));
+}
+
+/// A frame that is generated beside the video's, as diffusers' pipeline of such makes it: marked, at its own time, its noise
+/// behind the video's in one sequence.
+#[needs(cpu)]
+fn a_generated_frame_is_diffusers_own() {
+    let case = named("generated_frame");
+    let set = [
+        "reference=diffusers",
+        "pipeline=text_to_video",
+        "sampler.sigma_shift=official",
+        "conditioning.first_frame_marker=official",
+    ];
+    let config = config(&case, "ltx2_5_distilled", &set);
+    let mut runner = open(&cpu(8), MODEL, plain(DType::F32));
+    let job = config.jobs().expect("a prompt").remove(0);
+    let mut request = runner.model.request(&config, &job).expect("a request");
+    request.conditions.video.push(Condition::generated(24));
+    compare(&case, &generate(&mut runner, &request, &dumping(None)));
 }
 
 /// Tiles of features on either side of every border, each with noise of its own, as diffusers decodes and blends them.

@@ -63,7 +63,9 @@ fn case(name: &str) -> Case {
 #[needs(cpu)]
 fn a_transformer_stays_near_the_reference() {
     let client = cpu(1);
-    for (case, dtypes) in [("tiny_a", &[DType::BF16, DType::F32][..]), ("tiny_b", &[DType::BF16])] {
+    for (case, dtypes) in
+        [("tiny_a", &[DType::BF16, DType::F32][..]), ("tiny_b", &[DType::BF16]), ("tiny_v2_5", &[DType::BF16])]
+    {
         let case = self::case(case);
         let model = source(&case.model);
         let far = |dtype, quantization| {
@@ -206,7 +208,7 @@ fn loops_have_stacks_of_the_layers_that_are_alike() {
 #[needs(cpu)]
 fn integers_stay_near_the_reference() {
     let client = cpu(1);
-    let some = ["transformer/tiny_b", "transformer/tiny_2_3_perturbed"];
+    let some = ["transformer/tiny_b", "transformer/tiny_2_3_perturbed", "transformer/tiny_v2_5"];
     for case in cases("transformer").into_iter().filter(|c| full() || some.contains(&&*c.name)) {
         let model = source(&case.model);
         let of = |dtype, quantization| run(&client, &case, &model, model.clone().into(), &looped(dtype, quantization));

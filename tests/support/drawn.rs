@@ -4,11 +4,19 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
+use ltx2::hlo::DType;
 use ltx2::models::Network;
+use ltx2::models::diffusion_decoder::{DiffusionDecoderConfig, program};
+use ltx2::models::pixels::Pixels;
 use ltx2::sampling::TorchRng;
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use sha2::{Digest, Sha256};
+
+use crate::support::{link_parts, plain};
+
+/// LTX-2.5 whole, but for a diffusion decoder.
+pub const WHOLE_2_5: &str = "tests/fixtures/models/tiny_2_5";
 
 /// A weight as `randomise` of the oracles draws it, by the model's and the tensor's names.
 fn drawn(model: &str, name: &str, shape: &[usize]) -> Vec<u8> {
@@ -47,4 +55,36 @@ pub fn write_component(model: &Path, part: &str, network: &Network, more: &[(&st
     fs::copy(model.join(part).join("config.json"), own.join("config.json")).expect("copies");
     let file = own.join("diffusion_pytorch_model.safetensors");
     fs::write(file, safetensors::serialize(views, None).expect("bytes")).expect("written");
+}
+
+/// A model folder like [`WHOLE_2_5`] with a diffusion decoder beside the convolutional one, whose latents have a mean and deviation
+/// of their own.
+pub fn with_diffusion_decoder(folder: &Path) -> String {
+    link_parts(WHOLE_2_5, folder);
+    let model = Path::new("tests/fixtures/models/diffusion_d");
+    let text = fs::read_to_string(model.join("diffusion_decoder/config.json")).expect("a file");
+    let config = DiffusionDecoderConfig::from_json(&serde_json::from_str(&text).expect("JSON")).expect("valid");
+    let network = program(&config, [1, 2, 2, 2], Pixels::Values, &plain(DType::F32)).expect("builds");
+    let statistics: [(&str, &[f32]); 2] = [("latents_mean", &[0.25, -0.5]), ("latents_std", &[1.5, 0.75])];
+    write_component(model, "diffusion_decoder", &network, &statistics, folder);
+    folder.to_str().expect("a path").to_string()
+}
+
+/// A whole small run of LTX-2.5 by its distilled preset: ancestral steps, a second pass and the diffusion decoder.
+pub fn distilled_2_5(model: &str) -> Vec<String> {
+    let own = [
+        format!("model.path={model}"),
+        format!("runtime.compile_cache={}", crate::support::programs().display()),
+        crate::support::QUICK.into(),
+    ];
+    let rest = [
+        "runtime.platform=cpu",
+        "runtime.dtype=f32",
+        "request.width=128",
+        "request.height=64",
+        "request.num_frames=9",
+        "request.max_sequence_length=64",
+        "request.prompt=a red ball",
+    ];
+    own.into_iter().chain(rest.map(String::from)).collect()
 }

@@ -11,7 +11,7 @@ pub mod single_file;
 pub mod thresholds;
 pub mod tpu;
 
-use ltx2::request::{Draws, Noising, Request, Shapes};
+use ltx2::request::{NoiseOrder, Noising, Request, Shapes};
 use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
 use std::ops::ControlFlow;
@@ -374,7 +374,7 @@ pub fn request(case: &Case, models: &Model) -> Request {
     let frame_rate = s["frame_rate"].as_f64().expect("frame_rate");
     let steps = number("steps") as usize;
     let shapes = Shapes::new(&models.sizes, width, height, num_frames, frame_rate).expect("legal sizes");
-    let sigmas = match s["sigma_shift"].as_str() {
+    let sigmas = match s.get("sigma_shift").and_then(|shift| shift.as_str()) {
         Some("official") => sigmas::official(steps, sigmas::OFFICIAL_TOKENS),
         _ => models.scheduler.sigmas(steps, shapes.tokens.video),
     };
@@ -388,7 +388,7 @@ pub fn request(case: &Case, models: &Model) -> Request {
         position_rate: None,
         seed: number("seed"),
         noise: ltx2::config::Noise::Torch,
-        draws: Draws::Latents,
+        noise_order: NoiseOrder::Latents,
         sigmas: sigmas.expect("a schedule"),
         scales: Av::NAMES.map(scales),
         stg_blocks: Av::both(

@@ -9,7 +9,7 @@ use ltx2::models::transformer::TransformerConfig;
 use ltx2::nn::Build;
 use ltx2::pipeline::executor::{Executor, Inputs};
 use ltx2::pipeline::model::Model;
-use ltx2::request::{Request, Shapes};
+use ltx2::request::{Condition, Request, Shapes};
 use ltx2::sampling::denoise::{DenoiseShape, denoise, prepare};
 use ltx2::sampling::guidance::Scales;
 use ltx2::tensor::Tensor;
@@ -24,7 +24,7 @@ pub struct Pass<'a> {
     config: TransformerConfig,
     request: &'a Request,
     shape: DenoiseShape,
-    /// Video tokens behind the video's own, of the last image condition.
+    /// Video tokens behind the video's own.
     appended: usize,
 }
 
@@ -89,9 +89,13 @@ impl<'a> Pass<'a> {
             }
             "levels" => Array1::from(self.levels()).into(),
             "level.video" => {
-                // The first frame follows an image, and so does the one behind the last.
-                let (own, levels) = (dims[1] - self.appended, self.levels().len() as i32);
-                let level = |n: usize| if n >= own { levels - 1 } else { i32::from(n < self.appended) };
+                // The first frame follows an image; those behind the last are the conditions' own.
+                let (levels, conditions) = (self.levels(), &self.request.conditions.video);
+                let appended = conditions.iter().filter(|c| c.appended_at().is_some());
+                let index = |level: f32| levels.iter().position(|l| *l == level).expect("a level") as i32;
+                let behind: Vec<i32> = appended.map(|c| index(c.noise_level())).collect();
+                let (own, frame) = (dims[1] - self.appended, self.appended / behind.len().max(1));
+                let level = |n: usize| if n >= own { behind[(n - own) / frame] } else { i32::from(n < frame) };
                 Array2::from_shape_fn((dims[0], dims[1]), |(_, n)| level(n)).into()
             }
             _ => scattered(name, dims),
@@ -100,8 +104,13 @@ impl<'a> Pass<'a> {
 
     /// Parts of a step's noise level that tokens have: all of it, then those of the conditions.
     fn levels(&self) -> Vec<f32> {
-        let conditions = self.request.conditions.video.iter().map(|c| 1.0 - c.strength);
-        std::iter::once(1.0).chain(conditions).collect()
+        let mut levels = vec![1.0];
+        for level in self.request.conditions.video.iter().map(Condition::noise_level) {
+            if !levels.contains(&level) {
+                levels.push(level);
+            }
+        }
+        levels
     }
 }
 

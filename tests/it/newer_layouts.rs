@@ -1,5 +1,5 @@
-//! LTX-2.3 on every shipped layout gives what one device gives: gates, all four branches of guidance, two passes, and frames
-//! that follow images, in the first one's place and appended.
+//! LTX-2.3 and 2.5 on every shipped layout give what one device gives: gates, all four branches of guidance, two passes, frames
+//! that follow images, in the first one's place and appended, and marked ones that the model makes beside them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -27,7 +27,30 @@ use crate::support::{
     Case, cases, cpu, dumped, dumping, full, generate, needs, open, quick, relative_l2, request, run_case,
 };
 
-const MODEL: &str = "tests/fixtures/models/tiny_2_3";
+/// A model and its guided request.
+struct Subject {
+    model: &'static str,
+    case: [&'static str; 2],
+    /// Frames that are generated beside the video's, which LTX-2.5 alone does.
+    slots: &'static [usize],
+    /// Layouts of `make test`; all of them where there are none.
+    layouts: &'static [&'static str],
+}
+
+const SUBJECTS: [Subject; 2] = [
+    Subject {
+        model: "tests/fixtures/models/tiny_2_3",
+        case: ["pipeline", "tiny_2_3_guided"],
+        slots: &[],
+        layouts: &[],
+    },
+    Subject {
+        model: "tests/fixtures/models/tiny_2_5",
+        case: ["pipeline_2_5", "guided"],
+        slots: &[4],
+        layouts: &["cfg-ulysses", "ring", "tensor-sequence", "fsdp-ulysses"],
+    },
+];
 
 /// A layout on a mesh: name, largest distance, and the layout itself.
 struct Placed {
@@ -65,15 +88,18 @@ fn case(component: &str, name: &str) -> Case {
     cases(component).into_iter().find(|c| c.name.ends_with(&format!("/{name}"))).expect("a case")
 }
 
-/// Two passes; the first with all four branches. Sizes do not divide: 18 and 96 video tokens with the appended ones, 9 of
-/// sound.
-fn requested(model: &Model) -> Request {
+/// Two passes; the first with all four branches. Sizes do not divide: 18 and 96 video tokens with the appended ones, of LTX-2.5
+/// 24 and 96, 9 of sound.
+fn requested(subject: &Subject, model: &Model) -> Request {
     let image = |placement: Placement, strength: f32| Condition {
         content: Content::Image { path: "tests/fixtures/images/shapes.png".into(), crf: 0 },
         placement,
         strength,
     };
-    let images = vec![image(Placement::First, 0.75), image(Placement::Appended { frame: 8, span: Span::Frame }, 1.0)];
+    let mut video =
+        vec![image(Placement::First, 0.75), image(Placement::Appended { frame: 8, span: Span::Frame }, 1.0)];
+    video.extend(subject.slots.iter().map(|frame| Condition::generated(*frame)));
+    let [folder, name] = subject.case;
     let refine = RefinePass {
         sigmas: vec![0.909375, 0.421875, 0.0],
         sampler: Euler.into(),
@@ -84,10 +110,10 @@ fn requested(model: &Model) -> Request {
     Request {
         width: 192,
         height: 128,
-        conditions: Av { video: images, audio: Vec::new() },
+        conditions: Av { video, audio: Vec::new() },
         refine: Some(refine),
         cross: CrossTimestep::GateOnly,
-        ..request(&case("pipeline", "tiny_2_3_guided"), model)
+        ..request(&case(folder, name), model)
     }
 }
 
@@ -103,30 +129,44 @@ fn pass_of(request: &Request, second: bool) -> Request {
 }
 
 /// Latents of both streams of a pass, and what was prepared for it if nothing was.
-fn latents(client: &Client, second: bool, build: &Build, prepared: Option<&Prepared>) -> (Av<Tensor>, Prepared) {
-    let mut runner = open(client, MODEL, build.clone());
-    let source = ModelSource::open(MODEL, &Overrides::default()).expect("a model");
-    let request = pass_of(&requested(&runner.model), second);
+fn latents(
+    subject: &Subject,
+    client: &Client,
+    second: bool,
+    build: &Build,
+    prepared: Option<&Prepared>,
+) -> (Av<Tensor>, Prepared) {
+    let mut runner = open(client, subject.model, build.clone());
+    let source = ModelSource::open(subject.model, &Overrides::default()).expect("a model");
+    let request = pass_of(&requested(subject, &runner.model), second);
     let pass = Pass::new(&source, &runner.model, &request);
     let prepared = prepared.cloned().unwrap_or_else(|| pass.prepared(&mut runner.executor, build));
     (pass.denoised(&mut runner.executor, build, prepared.clone()), prepared)
 }
 
 /// Denoising of both passes, the second in full only. What runs once a request is prepared on one device, in full by each
-/// layout. A program a layout: over a minute.
+/// layout. A program a layout, of LTX-2.5 on one of each kind: over a minute.
 #[needs(cpu)]
 fn passes() {
     let client = cpu(8);
     let one = build("replicated", "data=1", 1);
     let seconds: &[bool] = if full() { &[false, true] } else { &[false] };
-    let whole: Vec<_> = seconds.iter().map(|second| latents(&client, *second, &one, None)).collect();
-    for Placed { name, build, .. } in placed() {
-        for (second, (whole, prepared)) in [false, true].into_iter().zip(&whole) {
-            let (got, _) = latents(&client, second, &build, (!full()).then_some(prepared));
-            for ((stream, got), want) in Av::NAMES.zip(got.as_ref()).zip(whole.as_ref()) {
-                let (distance, which) = (relative_l2(got, want), if second { "second" } else { "first" });
-                eprintln!("{name} {which} pass, {stream}: {distance:.1e}");
-                assert!(distance <= LIMIT, "{name} {which} pass, {stream}: {distance:e}");
+    for subject in &SUBJECTS {
+        let whole: Vec<_> = seconds.iter().map(|second| latents(subject, &client, *second, &one, None)).collect();
+        for Placed { name, build, .. } in placed() {
+            let is_chosen =
+                subject.layouts.is_empty() || subject.layouts.iter().any(|l| name.starts_with(&format!("{l} ")));
+            if !is_chosen && !full() {
+                continue;
+            }
+            for (second, (whole, prepared)) in [false, true].into_iter().zip(&whole) {
+                let (got, _) = latents(subject, &client, second, &build, (!full()).then_some(prepared));
+                for ((stream, got), want) in Av::NAMES.zip(got.as_ref()).zip(whole.as_ref()) {
+                    let (distance, which) = (relative_l2(got, want), if second { "second" } else { "first" });
+                    let what = format!("{} {name} {which} pass, {stream}", subject.case[1]);
+                    eprintln!("{what}: {distance:.1e}");
+                    assert!(distance <= LIMIT, "{what}: {distance:e}");
+                }
             }
         }
     }
@@ -140,16 +180,18 @@ fn passes_in_bf16() {
     let client = cpu(8);
     let one = build("replicated", "data=1", 1);
     let narrow = |build: &Build| Build { dtype: DType::BF16, ..build.clone() };
-    let (exact, _) = latents(&client, false, &one, None);
-    let (own, prepared) = latents(&client, false, &narrow(&one), None);
-    let spread = own.as_ref().zip(exact.as_ref()).map(|(own, exact)| relative_l2(own, exact));
-    eprintln!("one device: {spread:?}");
-    for Placed { name, build, .. } in placed() {
-        let (got, _) = latents(&client, false, &narrow(&build), Some(&prepared));
-        for (((stream, got), spread), exact) in Av::NAMES.zip(got.as_ref()).zip(spread).zip(exact.as_ref()) {
-            let distance = relative_l2(got, exact);
-            eprintln!("{name} in bf16, {stream}: {distance:.2e}");
-            assert!(distance <= SPREAD * spread, "{name}, {stream}: {distance:e}, one device's is {spread:e}");
+    for subject in &SUBJECTS {
+        let (exact, _) = latents(subject, &client, false, &one, None);
+        let (own, prepared) = latents(subject, &client, false, &narrow(&one), None);
+        let spread = own.as_ref().zip(exact.as_ref()).map(|(own, exact)| relative_l2(own, exact));
+        eprintln!("{} on one device: {spread:?}", subject.case[1]);
+        for Placed { name, build, .. } in placed() {
+            let (got, _) = latents(subject, &client, false, &narrow(&build), Some(&prepared));
+            for (((stream, got), spread), exact) in Av::NAMES.zip(got.as_ref()).zip(spread).zip(exact.as_ref()) {
+                let (distance, what) = (relative_l2(got, exact), format!("{} {name}, {stream}", subject.case[1]));
+                eprintln!("{what} in bf16: {distance:.2e}");
+                assert!(distance <= SPREAD * spread, "{what}: {distance:e}, one device's is {spread:e}");
+            }
         }
     }
 }
@@ -177,37 +219,52 @@ fn sound() {
     }
 }
 
-/// From prompt to frames and sound, with random weights: the fixtures have no upsampler of this model's channels.
-#[needs(cpu, full)]
-fn whole_requests() {
-    let client = cpu(8);
-    let dir = tempfile::tempdir().expect("a folder");
-    let upsampler = dir.path().join("latent_upsampler");
+/// An upsampler of LTX-2.3's fixture, which has none of its channels.
+fn upsampler(folder: &Path) -> String {
+    let upsampler = folder.join("latent_upsampler");
     std::fs::create_dir(&upsampler).expect("a folder");
     let config = "tests/fixtures/models/upsampler_rational/latent_upsampler/config.json";
     let config = std::fs::read_to_string(config).expect("a configuration");
     let config = config.replace("\"in_channels\": 8", "\"in_channels\": 2");
     std::fs::write(upsampler.join("config.json"), config).expect("writes");
-    let upsampler = Some(upsampler.to_str().expect("UTF-8").to_string());
-    let source = ModelSource::open(MODEL, &Overrides { upsampler, ..Overrides::default() }).expect("a model");
-    let source = Arc::new(source);
-    let made = |build: &Build| {
-        let model = Model::random(Origin::Files(source.clone()), 7).expect("a model");
-        let request = requested(&model);
-        let executor = Executor::new(Engine::new(client.clone(), quick()), Weights::Random(7));
-        generate(&mut Runner::new(model, executor, build.clone()), &request, &dumping(None))
-    };
-    let whole = made(&build("replicated", "data=1", 1));
-    let names =
-        ["noise.video", "prompt_embeds", "stage_1.latents.video", "latents.video", "latents.audio", "video", "audio"];
-    for Placed { name, limit, build } in placed() {
-        let got = made(&build);
-        for tensor in names {
-            let distance = relative_l2(dumped(&got, tensor), dumped(&whole, tensor));
-            eprintln!("{name} {tensor}: {distance:.1e}");
-            // A vocoder with random weights makes ten times as much of what its input is off by.
-            let limit = if tensor == "audio" { 10.0 * limit } else { limit };
-            assert!(distance <= limit, "{name} {tensor}: {distance:e}");
+    upsampler.to_str().expect("UTF-8").to_string()
+}
+
+/// From prompt to frames and sound, with random weights.
+#[needs(cpu, full)]
+fn whole_requests() {
+    let client = cpu(8);
+    let dir = tempfile::tempdir().expect("a folder");
+    let upsampler = upsampler(dir.path());
+    for subject in &SUBJECTS {
+        let upsampler = (subject.slots.is_empty()).then(|| upsampler.clone());
+        let source = ModelSource::open(subject.model, &Overrides { upsampler, ..Overrides::default() });
+        let source = Arc::new(source.expect("a model"));
+        let made = |build: &Build| {
+            let model = Model::random(Origin::Files(source.clone()), 7).expect("a model");
+            let request = requested(subject, &model);
+            let executor = Executor::new(Engine::new(client.clone(), quick()), Weights::Random(7));
+            generate(&mut Runner::new(model, executor, build.clone()), &request, &dumping(None))
+        };
+        let whole = made(&build("replicated", "data=1", 1));
+        let names = [
+            "noise.video",
+            "prompt_embeds",
+            "stage_1.latents.video",
+            "latents.video",
+            "latents.audio",
+            "video",
+            "audio",
+        ];
+        for Placed { name, limit, build } in placed() {
+            let got = made(&build);
+            for tensor in names {
+                let distance = relative_l2(dumped(&got, tensor), dumped(&whole, tensor));
+                eprintln!("{} {name} {tensor}: {distance:.1e}", subject.case[1]);
+                // A vocoder with random weights makes ten times as much of what its input is off by.
+                let limit = if tensor == "audio" { 10.0 * limit } else { limit };
+                assert!(distance <= limit, "{} {name} {tensor}: {distance:e}", subject.case[1]);
+            }
         }
     }
 }
