@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::hlo::{DType, Type, Value};
 
 pub use mosaic::Tpu;
-pub(crate) use triton::GridAxis;
+pub(crate) use triton::{GridAxis, WindowAttention};
 
 /// Scores above this many elements are never materialized at once: queries are taken in chunks.
 const LARGEST_SCORES: usize = 1 << 26;
@@ -92,18 +92,6 @@ pub fn attention(kernel: Kernel, q: &Value, k: &Value, v: &Value, bias: Option<&
 pub(crate) fn has_windows(kernel: Kernel, q: &Value, axes: [GridAxis; 3]) -> bool {
     let reason = (kernel == Kernel::Cudnn { required: false }).then(|| triton::unsupported_reason(q, axes));
     reason.is_some_and(|reason| reason.is_none())
-}
-
-/// That kernel: `k` and `v` are extended by the axes' reach. Where the grid is sharded `firsts [2]`, i32, are this device's
-/// first row and column.
-pub(crate) fn windows(
-    q: &Value,
-    [k, v]: [&Value; 2],
-    axes: [GridAxis; 3],
-    firsts: Option<&Value>,
-    scale: f64,
-) -> Value {
-    triton::attention(q, [k, v], axes, firsts, scale)
 }
 
 /// Attention over a part of the keys, as online softmax keeps it: enough to join it with the other parts.

@@ -270,7 +270,7 @@ impl Noise {
     }
 }
 
-/// What each of torch's generators draws.
+/// Draws of each of torch's generators.
 fn drawn(generators: &mut [TorchRng], draws: &[(&'static str, Vec<usize>)], dtype: DType) -> Vec<Vec<ArrayD<f32>>> {
     let draw = |g: &mut TorchRng, shape: &[usize]| match dtype {
         DType::BF16 => g.normal_bf16_array(shape),

@@ -107,7 +107,7 @@ fn windows_of_the_diffusion_decoder_are_one_kernel_a_block() {
         let module = compiled_for(&network, cards);
         let all: Vec<Instruction> = module.instructions().collect();
         assert_eq!(all.iter().filter(|i| i.target == "__gpu$xla.gpu.triton").count(), depths, "{cards}");
-        // Products of queries with their own windows, and nothing of what else their blocks see.
+        // Matmuls of queries with their own windows, and nothing of what else their blocks see.
         let report = analysis::report(&module, &network.program.mesh.axes, &[1], None);
         let windows = [(4, 5 * 8 * 12, 2048, 147), (6, 5 * 16 * 24, 1024, 147), (4, 9 * 16 * 24, 512, 75)];
         let windows = windows.into_iter().chain([(2, 17 * 32 * 48, 512, 75), (8, 17 * 64 * 96, 256, 1331)]);

@@ -117,7 +117,7 @@ fn the_text_encoder_of_ltx_2_5_in_fsdp_ulysses() {
     let hidden = |c: &&ltx2::analysis::Collective| c.kind == CollectiveKind::AllGather && c.overlapped;
     let hidden: f64 = done.report.collectives.iter().filter(hidden).map(|c| c.times * c.bytes / 1e6).sum();
     assert!(hidden >= 0.9 * gathers.megabytes, "{hidden} of {gathers:?}");
-    // Beside the stacks that are turned.
+    // Next to the stacks that are turned.
     assert!(done.memory.temporaries < 1_740_000_000 + (1 << 30), "{:?}", done.memory);
 }
 

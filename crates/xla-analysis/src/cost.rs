@@ -293,7 +293,7 @@ impl<'a> Counter<'a> {
     }
 }
 
-/// What a kernel of our own states in the attributes of its call, which are MLIR's text: `flops = 12 : i64`.
+/// Operations that a kernel of our own states in the attributes of its call, which are MLIR's text: `flops = 12 : i64`.
 fn stated_flops(attributes: &[u8]) -> Option<f64> {
     let text = std::str::from_utf8(attributes).ok()?;
     text.split_once("flops = ")?.1.split_whitespace().next()?.parse().ok()

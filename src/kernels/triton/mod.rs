@@ -90,42 +90,50 @@ pub(super) fn unsupported_reason(q: &Value, axes: [GridAxis; 3]) -> Option<Strin
     (heads.max(videos) > usize::from(u16::MAX)).then(|| format!("{heads} heads of {videos} videos"))
 }
 
-/// Attention of `q [b, frames, rows, columns, heads, dim]` within windows of `k` and `v`, extended by their reach. Where the grid is
-/// sharded `firsts [2]`, i32, are this device's first row and column.
-pub(super) fn attention(
-    q: &Value,
-    [k, v]: [&Value; 2],
-    axes: [GridAxis; 3],
-    firsts: Option<&Value>,
-    scale: f64,
-) -> Value {
-    let grid = Grid::new(q, axes);
-    let [x, y, z] = grid.programs();
-    let int = |value: usize| Attribute::I32(i32::try_from(value).unwrap_or(i32::MAX));
-    // What counts of the products: a query's with its own window.
-    let window: usize = axes.iter().map(|axis| axis.window).product();
-    let flops = 4 * q.ty().elements() * window;
-    let attributes = [
-        ("name", Attribute::Text(NAME.into())),
-        ("ir", Attribute::Text(grid.text(scale))),
-        ("num_stages", Attribute::I32(neighborhood::STAGES)),
-        ("num_warps", Attribute::I32(neighborhood::WARPS)),
-        ("grid_x", int(x)),
-        ("grid_y", int(y)),
-        ("grid_z", int(z)),
-        ("debug", Attribute::Bool(false)),
-        // The plugin does not read it; who counts operations does.
-        ("flops", Attribute::I64(i64::try_from(flops).unwrap_or(i64::MAX))),
-    ];
-    let operands: Vec<&Value> = [q, k, v].into_iter().chain(firsts.filter(|_| grid.is_sharded())).collect();
-    let natural = |rank: usize| (0..rank).rev().collect::<Vec<_>>();
-    let call = CustomCall {
-        target: "__gpu$xla.gpu.triton".into(),
-        api_version: 4,
-        attributes: attributes.map(|(key, value)| (key.into(), value)).into(),
-        operand_layouts: operands.iter().map(|x| natural(x.rank())).collect(),
-        result_layouts: vec![natural(q.rank())],
-        ..CustomCall::default()
-    };
-    q.builder().custom_call(&call, &operands, &[q.ty().clone()]).remove(0)
+/// Attention of a grid's cells `q [b, frames, rows, columns, heads, dim]` within windows of `k` and `v`, which are extended by the
+/// axes' reach.
+pub(crate) struct WindowAttention<'a> {
+    pub(crate) q: &'a Value,
+    pub(crate) k: &'a Value,
+    pub(crate) v: &'a Value,
+    pub(crate) axes: [GridAxis; 3],
+    /// This device's first row and column, i32, where the grid is sharded.
+    pub(crate) firsts: Option<&'a Value>,
+    pub(crate) scale: f64,
+}
+
+impl WindowAttention<'_> {
+    /// The fused kernel's result, in the shape of the queries.
+    pub(crate) fn fused(&self) -> Value {
+        let WindowAttention { q, k, v, axes, firsts, scale } = *self;
+        let grid = Grid::new(q, axes);
+        let [x, y, z] = grid.programs();
+        let int = |value: usize| Attribute::I32(i32::try_from(value).unwrap_or(i32::MAX));
+        // What counts of the matmuls: a query's with its own window.
+        let window: usize = axes.iter().map(|axis| axis.window).product();
+        let flops = 4 * q.ty().elements() * window;
+        let attributes = [
+            ("name", Attribute::Text(NAME.into())),
+            ("ir", Attribute::Text(grid.text(scale))),
+            ("num_stages", Attribute::I32(neighborhood::STAGES)),
+            ("num_warps", Attribute::I32(neighborhood::WARPS)),
+            ("grid_x", int(x)),
+            ("grid_y", int(y)),
+            ("grid_z", int(z)),
+            ("debug", Attribute::Bool(false)),
+            // The plugin does not read it; who counts operations does.
+            ("flops", Attribute::I64(i64::try_from(flops).unwrap_or(i64::MAX))),
+        ];
+        let operands: Vec<&Value> = [q, k, v].into_iter().chain(firsts.filter(|_| grid.is_sharded())).collect();
+        let natural = |rank: usize| (0..rank).rev().collect::<Vec<_>>();
+        let call = CustomCall {
+            target: "__gpu$xla.gpu.triton".into(),
+            api_version: 4,
+            attributes: attributes.map(|(key, value)| (key.into(), value)).into(),
+            operand_layouts: operands.iter().map(|x| natural(x.rank())).collect(),
+            result_layouts: vec![natural(q.rank())],
+            ..CustomCall::default()
+        };
+        q.builder().custom_call(&call, &operands, &[q.ty().clone()]).remove(0)
+    }
 }

@@ -20,8 +20,8 @@ pub(super) const STAGES: i32 = 3;
 /// The longest edge of a block.
 pub(super) const LONGEST: usize = 8;
 
-/// Hides a key. Larger scores than this are shown; both are finite, and so are their differences.
-const HIDDEN: f64 = -1e30;
+/// Score of a key outside a window. Larger scores than this are shown; both are finite, and so are their differences.
+const MASK_VALUE: f64 = -1e30;
 const LEAST: f64 = -1e20;
 
 impl Grid {
@@ -80,7 +80,7 @@ impl Grid {
                 |at: &Tile, axis: usize| at.row().minus(&cells.begins[axis].column()).is_within(self.axes[axis].window);
             // The last part reaches beyond the plane, into rows that no window has: they are read as its last one.
             let shown = inside(&row, 1).and(&inside(&column, 2));
-            let bias = shown.select(&code.full(0.0, &[queries, KEYS]), &code.full(HIDDEN, &[queries, KEYS]));
+            let bias = shown.select(&code.full(0.0, &[queries, KEYS]), &code.full(MASK_VALUE, &[queries, KEYS]));
             let row = row.at_most(slab[1] - 1);
             let offsets = offsets(&row.times(extended[2]).plus(&column));
             code.repeat(slab[0], kept.clone(), |frame, [sum, largest, denominator]| {
@@ -91,7 +91,7 @@ impl Grid {
                 let now = largest.larger(&sees.select(&scores.row_max(), &code.full(LEAST, &[queries])));
                 let powers = now.times(scale);
                 // Of a frame that a query does not see, all weights are zero.
-                let subtracted = sees.select(&powers, &code.full(-HIDDEN, &[queries]));
+                let subtracted = sees.select(&powers, &code.full(-MASK_VALUE, &[queries]));
                 let weights = scores.times(scale).minus(&subtracted.column()).exp2();
                 let shrink = largest.times(scale).minus(&powers).exp2();
                 let kept = sum.times(&shrink.column());

@@ -345,7 +345,7 @@ impl Tile {
         p.same(&format!("tt.addptr {}, {} : {}, {}", p.name, n.name, p.ty(), n.ty()))
     }
 
-    /// What these pointers point to.
+    /// The elements that these pointers point to.
     pub(crate) fn load(&self) -> Tile {
         let Element::Pointer(dtype) = self.element else { return self.clone() };
         let element = if dtype == DType::I32 { Element::I32 } else { Element::Stored(dtype) };

@@ -11,7 +11,7 @@ use std::ops::Range;
 
 use super::window_features;
 use crate::hlo::{Builder, Comparison, DType, Type, Value};
-use crate::kernels::{self, GridAxis};
+use crate::kernels::{self, GridAxis, WindowAttention};
 use crate::nn::{Attention, Axis, Lowering, MASK_VALUE, Padding, Params, ShardedDim, SpatialShards, WindowForm};
 
 /// Frames, rows and columns of a block of queries: larger ones waste less of their slabs' borders, and need more memory.
@@ -221,7 +221,7 @@ fn fused(q: &Value, keys: [&Value; 2], axes: [GridAxis; 3], scale: f64, shards: 
         let firsts: Vec<Value> = dims.iter().zip(&axes[1..]).map(first).collect();
         b.concat(&firsts.iter().collect::<Vec<_>>(), 0)
     });
-    kernels::windows(q, [&k, &v], axes, firsts.as_ref(), scale)
+    WindowAttention { q, k: &k, v: &v, axes, firsts: firsts.as_ref(), scale }.fused()
 }
 
 /// Blocks of rows and columns `[b, t, n·h, m·w, heads, dim]` to `[b·n·m, t·h·w, heads, dim]`, of `places = [n, m]`.
