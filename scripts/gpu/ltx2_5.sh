@@ -26,3 +26,4 @@ cat "$out/diffusers.json"
 bench conv "${size[@]}" --set model.decoder=conv --programs video-decoder
 bench whole "${size[@]}" --set model.decoder=diffusion --programs end-to-end,text-encoder,denoise,refine,diffusion-decoder
 decoder 1280x704x121
+decoder 1920x1088x121
