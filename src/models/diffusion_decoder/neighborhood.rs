@@ -181,13 +181,11 @@ pub(super) fn attention(
         let [key, value] = [&k, &v].map(|x| cut(x, &key_t, time.slab, 1));
         let time_bias = time.bias(b, &query_t, &key_t);
         let biases = [&time_bias, &row_bias, &column_bias];
+        let sequence = [Axis::Replicated; 2];
+        let plain = Attention { q: &query, k: &key, v: &value, bias: None, scale, sequence };
         let o = match p.lowering().windows {
-            WindowForm::Bias => {
-                let bias = repeated(&joint_bias(biases), q.dim(0));
-                let sequence = [Axis::Replicated; 2];
-                Attention { q: &query, k: &key, v: &value, bias: Some(&bias), scale, sequence }.here(p)
-            }
-            WindowForm::Features => window_features::attention(p, [&query, &key, &value], biases, scale),
+            WindowForm::Bias => Attention { bias: Some(&repeated(&joint_bias(biases), q.dim(0))), ..plain }.here(p),
+            WindowForm::Features => window_features::attention(p, &plain, biases),
         };
         let o = unbatched(&o, places, [time.block, rows.block, columns.block]);
         done.dynamic_update(1, &query_t, &columns.joined(&rows.joined(&o, 2), 3))

@@ -5,7 +5,7 @@
 //! a head they make scores with the bias in them. Biases are 0 or one number that no score reaches: nothing is rounded.
 
 use crate::hlo::{Builder, Comparison, DType, Type, Value};
-use crate::nn::{Attention, Axis, Params};
+use crate::nn::{Attention, Params};
 
 /// Frames, rows and columns of a block of queries. Scores stay in a kernel, but slabs are written to memory and read again: of
 /// larger blocks they are fewer. The published windows of 11 cells have slabs of 18, 18 and 26, with heads of 64 no more than
@@ -17,7 +17,8 @@ const FEATURES: usize = 128;
 
 /// Attention of blocks of queries to their slabs, `[videos · places, cells, heads, dim]`. `biases` are those of frames `[1,
 /// block, slab]`, and of rows and columns `[blocks, block, slab]`, whose product are the places.
-pub(super) fn attention(p: &Params, [q, k, v]: [&Value; 3], biases: [&Value; 3], scale: f64) -> Value {
+pub(super) fn attention(p: &Params, plain: &Attention, biases: [&Value; 3]) -> Value {
+    let Attention { q, k, v, scale, .. } = *plain;
     let dim = q.dim(3);
     let all = dim + biases.iter().map(|x| x.dim(2)).sum::<usize>();
     let width = all.next_multiple_of(FEATURES) - dim;
@@ -29,8 +30,7 @@ pub(super) fn attention(p: &Params, [q, k, v]: [&Value; 3], biases: [&Value; 3],
     };
     let [q, k] = [wider(q, &of_queries), wider(k, &of_keys)];
     let v = v.pad(3, 0, width, 0.0);
-    let sequence = [Axis::Replicated; 2];
-    Attention { q: &q, k: &k, v: &v, bias: None, scale, sequence }.here(p).slice(3, 0, dim)
+    Attention { q: &q, k: &k, v: &v, ..*plain }.here(p).slice(3, 0, dim)
 }
 
 /// Biases of each query, which a kernel scales as it scales scores: `[videos · places, queries, 1, slabs]`.
