@@ -179,6 +179,7 @@ ORACLE := target/oracle
 PYTHON ?= $(ORACLE)/bin/python
 FIRST ?= 0
 SEEDS ?= 100
+SEEDS_2_5 ?= 40
 
 oracle-check:
 	cargo build --locked
@@ -186,7 +187,7 @@ oracle-check:
 	[ "$(PYTHON)" != $(ORACLE)/bin/python ] || scripts/oracle/venv.sh $(ORACLE)
 	for of in "" "--generation 2.5"; do \
 		OMP_NUM_THREADS=1 $(PYTHON) scripts/oracle/check.py --ltx2 target/debug/ltx2 $$of \
-			$(if $(SEED),--seed $(SEED),--seeds $(FIRST) $(SEEDS)) || exit 1; \
+			$(if $(SEED),--seed $(SEED),--seeds $(FIRST) $$([ -z "$$of" ] && echo $(SEEDS) || echo $(SEEDS_2_5))) || exit 1; \
 	done
 
 # scripts/verify_real.sh from end to end on tiny random models; docs/images/verify.png is the top of one of its reports.

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The full-size rehearsal of scripts/verify_real.sh on one GPU: scripts/gpu/verify_full.sh LTX2 [2.0|2.3] [OPTION…]
+# The full-size rehearsal of scripts/verify_real.sh on one GPU: scripts/gpu/verify_full.sh LTX2 [2.0|2.3|2.5] [OPTION…]
 #
 # Writes a random model of the published size by diffusers' own save_pretrained, filled on the GPU, then compares ltx2 with the
 # reference on it in bf16; the limit is 1.5 times the distance of two runs of the reference with different attention kernels.

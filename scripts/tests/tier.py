@@ -48,8 +48,13 @@ def tests(binary, *more):
 
 
 def crowded(binary):
-    """Two tests a core: many wait for processes, signals and files."""
+    """Two tests a core: many wait for the devices' own threads."""
     return tests(binary, "--", "--test-threads", str(2 * (os.cpu_count() or 1)))
+
+
+def processes(binary):
+    """One test a core: each starts processes, of which several at once would compile the same program."""
+    return tests(binary, "--", "--test-threads", str(os.cpu_count() or 1))
 
 
 FETCH = [
@@ -94,7 +99,7 @@ TIERS = {
             *CHECK,
             plugin("cpu"),
             crowded("it"),
-            crowded("cli"),
+            processes("cli"),
             shell("examples", "cargo test --locked --no-run --examples"),
         ],
     ),

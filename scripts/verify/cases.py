@@ -123,6 +123,8 @@ def configuration(found, case, image, platform):
         "model": {
             "path": str(found.given), **{key: str(path) for key, path in override.items() if path},
             "loras": [{"path": str(found.lora), **lora} for lora in r["loras"]],
+            # The reference decodes by the VAE, whatever else the folder has.
+            "decoder": "conv",
         },
         "request": {
             **{key: r[key] for key in ("prompt", "negative_prompt", "width", "height", "num_frames", "frame_rate", "seed")},

@@ -90,8 +90,7 @@ pub fn attention(kernel: Kernel, q: &Value, k: &Value, v: &Value, bias: Option<&
 /// Whether attention of `q [b, frames, rows, columns, heads, dim]` within windows of such a grid has a fused kernel: on CUDA, unless
 /// cuDNN was asked for.
 pub(crate) fn has_windows(kernel: Kernel, q: &Value, axes: [GridAxis; 3]) -> bool {
-    let reason = (kernel == Kernel::Cudnn { required: false }).then(|| triton::unsupported_reason(q, axes));
-    reason.is_some_and(|reason| reason.is_none())
+    kernel == Kernel::Cudnn { required: false } && kernel.supports_windows(q, triton::unsupported_reason(q, axes))
 }
 
 /// Attention over a part of the keys, as online softmax keeps it: enough to join it with the other parts.

@@ -25,6 +25,16 @@ impl Kernel {
         }
         false
     }
+
+    /// Whether the windows' kernel supports these queries. If not, blocks of them are attention like any other, and the reason
+    /// is said.
+    pub(super) fn supports_windows(self, q: &Value, reason: Option<String>) -> bool {
+        let Some(reason) = reason else { return true };
+        if is_new(&format!("windows: {reason}")) {
+            tracing::warn!("windows in blocks of a bias each: the kernel does not take {reason} (queries {})", q.ty());
+        }
+        false
+    }
 }
 
 /// Whether a reason is given for the first time: a program has many layers, and is written more than once.

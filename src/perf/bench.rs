@@ -104,8 +104,6 @@ pub(crate) fn bench(
     }
     let model = Model::of(config)?;
     let request = model.request(config, job)?;
-    let mut session = Session::start(config, model, group)?;
-    let matmul = peak_matmul(session.runner.executor.engine(), options.runs)?;
     if request.dfr.is_some() {
         let why = "bench: the pipeline dfr has keyframes in every pass; `generate --perf-json` times its phases";
         return Err(PipelineError::Usage(why.into()));
@@ -117,6 +115,8 @@ pub(crate) fn bench(
                 .into(),
         ));
     }
+    let mut session = Session::start(config, model, group)?;
+    let matmul = peak_matmul(session.runner.executor.engine(), options.runs)?;
     let mut bench = Bench::new(config, &request, &mut session.runner, options, &matmul)?;
     let mut mp4_seconds = None;
     for target in &options.targets {

@@ -30,9 +30,15 @@ fn projects_first(t: Section) -> Result<bool, WeightsError> {
     }
     for (key, want) in PROJECTION_FIRST {
         match t.get(key) {
-            None => return Err(t.error(key, "is missing beside the other caption keys: neither LTX-2.0 nor LTX-2.3")),
+            None => {
+                return Err(
+                    t.error(key, "is missing beside the other caption keys: neither LTX-2.0 nor LTX-2.3 nor LTX-2.5")
+                );
+            }
             Some(got) if *got != want => {
-                return Err(t.error(key, format!("is {got}, LTX-2.3 has {want}: neither LTX-2.0 nor LTX-2.3")));
+                return Err(
+                    t.error(key, format!("is {got}, LTX-2.3 and LTX-2.5 have {want}: neither of these nor LTX-2.0"))
+                );
             }
             Some(_) => {}
         }

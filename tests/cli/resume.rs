@@ -98,7 +98,7 @@ fn a_run_that_ended_goes_on_to_the_same_bytes() {
 }
 
 /// Ancestral steps draw noise where those before left off, the second pass and the diffusion decoder behind all of them.
-#[needs(cpu)]
+#[needs(cpu, full)]
 fn a_run_of_ltx_2_5_that_ended_goes_on_to_the_same_bytes() {
     let folder = tempfile::tempdir().expect("a folder");
     let model = folder.path().join("model");

@@ -91,7 +91,7 @@ fn a_round_by_lightricks() {
 
 /// Two rounds of a video with images of some strength, the later one in every round's tile where it is by then; a canvas that is
 /// padded, and positions of all passes at 60 frames a second.
-#[needs(cpu)]
+#[needs(cpu, full)]
 fn two_rounds_with_images() {
     let folder = tempfile::tempdir().expect("a folder");
     agrees("images", folder.path());

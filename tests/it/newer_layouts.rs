@@ -48,7 +48,7 @@ const SUBJECTS: [Subject; 2] = [
         model: "tests/fixtures/models/tiny_2_5",
         case: ["pipeline_2_5", "guided"],
         slots: &[4],
-        layouts: &["cfg-ulysses", "ring", "tensor-sequence", "fsdp-ulysses"],
+        layouts: &["cfg-ulysses", "tensor-sequence"],
     },
 ];
 

@@ -105,7 +105,7 @@ fn two_distilled_passes_agree_with_diffusers_own() {
 
 /// A frame that is generated beside the video's, as diffusers' pipeline of such makes it: marked, at its own time, its noise
 /// behind the video's in one sequence.
-#[needs(cpu)]
+#[needs(cpu, full)]
 fn a_generated_frame_is_diffusers_own() {
     let case = named("generated_frame");
     let set = [

@@ -6,9 +6,9 @@ use crate::hlo::{Builder, Type};
 /// Every window of a device's own cells lies in the slab of their block, and that in the cells that the device has.
 #[test]
 fn slabs_hold_their_windows_at_every_border() {
-    for (length, parts, window) in (3..40_usize)
-        .flat_map(|n| (1..5_usize).flat_map(move |parts| [1_usize, 2, 3, 4, 7, 11].map(|window| (n, parts, window))))
-    {
+    let sizes = (3..40_usize)
+        .flat_map(|n| (1..5_usize).flat_map(move |parts| [1_usize, 2, 3, 4, 7, 11].map(|w| (n, parts, w))));
+    for ((length, parts, window), edge) in sizes.flat_map(|size| [4, neighborhood::LONGEST].map(|edge| (size, edge))) {
         let own = length.div_ceil(parts);
         let axis = GridAxis { length, own, reach: 0, window };
         let reach = if own == length { 0 } else { axis.needed_reach() };
@@ -17,8 +17,8 @@ fn slabs_hold_their_windows_at_every_border() {
             continue;
         }
         let axis = GridAxis { reach, ..axis };
-        let block = neighborhood::LONGEST.min(own);
-        let slab = axis.slab(neighborhood::LONGEST);
+        let block = edge.min(own);
+        let slab = axis.slab(edge);
         let [length, window, slab_cells, extended] = [length, window, slab, axis.extended()].map(|n| n as i64);
         let begin = |cell: i64, cells: i64| (cell - window / 2).max(0).min(length - cells);
         for (first, start) in (0..parts).flat_map(|part| (0..own.div_ceil(block)).map(move |n| (part * own, n * block)))
