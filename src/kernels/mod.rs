@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::hlo::{DType, Type, Value};
 
 pub use mosaic::Tpu;
-pub(crate) use triton::{GridAxis, WindowAttention};
+pub(crate) use triton::{GridAxis, WindowAttention, window_reach};
 
 /// Scores above this many elements are never materialized at once: queries are taken in chunks.
 const LARGEST_SCORES: usize = 1 << 26;

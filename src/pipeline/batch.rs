@@ -198,7 +198,7 @@ impl Noise {
         let one = |(draw, dtype)| Ok(self.rows(executor, std::slice::from_ref(draw), dtype)?.remove(0));
         let mut drawn = all.iter().zip(types).map(one).collect::<Result<Vec<ArrayD<f32>>>>()?.into_iter();
         let mut video = drawn.next().unwrap_or_default();
-        let mut audio = drawn.next().filter(|_| shapes.denoises_audio);
+        let mut audio = shapes.denoises_audio.then(|| drawn.next()).flatten();
         let mut appended = drawn.next();
         if tokens.video {
             let all = fixed::<_, Ix3>(video)?;

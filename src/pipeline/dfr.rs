@@ -32,7 +32,9 @@ impl Run<'_> {
         made: Denoised,
         text: &Outputs,
     ) -> Result<Av<Array3<f32>>> {
-        for (name, tokens) in [("stage_2.latents.video", &made.tokens.video), ("stage_2.keyframes", &made.generated)] {
+        let kept = [("stage_2.latents.video", &made.tokens.video), ("stage_2.keyframes", &made.generated)];
+        let is_wanted = self.dump.is_wanted();
+        for (name, tokens) in kept.into_iter().filter(|_| is_wanted) {
             let latents = self.unpacked(tokens, shapes.video)?;
             self.keep_latents(name, &latents)?;
         }

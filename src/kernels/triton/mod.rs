@@ -38,13 +38,16 @@ impl GridAxis {
         (block.min(self.own) + self.window - 1).min(self.length)
     }
 
-    /// Fewest neighbours' cells that the kernel needs of a sharded axis: half a window, or of parts so small or uneven that a border
-    /// of the whole grid pushes windows further inward, all of one but a cell.
+    /// Fewest neighbours' cells that the kernel needs of a sharded axis.
     pub(crate) fn needed_reach(self) -> usize {
-        let holds_pushed_windows = self.own >= self.window - self.window / 2;
-        let is_even = self.length.is_multiple_of(self.own);
-        if is_even && holds_pushed_windows { self.window / 2 } else { self.window - 1 }
+        window_reach(self.own, self.length.is_multiple_of(self.own), self.window)
     }
+}
+
+/// Neighbours' cells that windows of blocks of `cells` see at both ends of a device's part: half a window, or of blocks so small or
+/// parts so uneven that a border of the whole grid pushes windows further inward, all of one but a cell.
+pub(crate) fn window_reach(cells: usize, is_even: bool, window: usize) -> usize {
+    if is_even && cells >= window - window / 2 { window / 2 } else { window - 1 }
 }
 
 /// A grid of cells, and what attends there.

@@ -40,13 +40,6 @@ struct Shard {
     first: Value,
 }
 
-/// Cells of neighbours at both ends that windows of the `own` cells of a device see. A block of queries longer than half a
-/// window reaches as far at a border as elsewhere; where a border may lie within a block, a window may lie before it but for
-/// one cell.
-fn reach(own: usize, even: bool, window: usize, block: usize) -> usize {
-    if even && block.min(own) >= window - window / 2 { window / 2 } else { window - 1 }
-}
-
 /// Frames, rows and columns of a block of queries.
 pub(super) fn block(lowering: Lowering) -> [usize; 3] {
     match lowering.windows {
@@ -57,7 +50,7 @@ pub(super) fn block(lowering: Lowering) -> [usize; 3] {
 
 /// Whether an axis may be sharded: windows of a device's `own` cells see no further than its neighbours' cells.
 pub(super) fn ends_at_neighbors(own: usize, even: bool, window: usize, block: usize) -> bool {
-    reach(own, even, window, block) <= own
+    kernels::window_reach(block.min(own), even, window) <= own
 }
 
 impl Blocks {
@@ -74,7 +67,7 @@ impl Blocks {
     /// The same of `own` cells that a device has of a sharded axis.
     fn sharded(dim: &ShardedDim, own: usize, window: usize, block: usize) -> Self {
         let (length, block) = (dim.global_size(own), block.min(own));
-        let reach = reach(own, own * dim.groups.size() == length, window, block);
+        let reach = kernels::window_reach(block, own * dim.groups.size() == length, window);
         let start = |i: usize| [(i * block).min(own - block); 2];
         let starts = (0..own.div_ceil(block)).map(start).collect();
         let shard = Some(Shard { own, reach, first: dim.first(own) });
