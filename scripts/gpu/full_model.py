@@ -55,6 +55,9 @@ VISION = {
     ),
     "gemma4_unified": dict(mm_embed_dim=32, output_proj_dims=32, mm_posemb_size=8, patch_size=4),
 }
+# Gemma-4 does not divide scores by the root of a head's width: these norms learn to. At 1, scores of 22 make softmax a choice of
+# one token, which any rounding changes.
+UNSCALED = ("q_norm.weight", "k_norm.weight")
 # LTX-2.3's vocoder squares what it adds at every layer; without these nearly all of the sound is clipped to 1.
 QUIETER = {"convs2": 0.3, "conv_out": 0.2}
 
@@ -87,6 +90,8 @@ def filled(name, config):
         if tensor.ndim >= 2:
             scale = tensor[0].numel() ** -0.5 * math.prod(factor for part, factor in quieter.items() if part in key)
             tensor.normal_(0, 0.02 if "embed" in key else scale, generator=source)
+        elif key.endswith(UNSCALED) and config.get("model_type") == "gemma4_unified":
+            tensor.fill_(tensor.numel() ** -0.25)
         elif key.endswith("weight") and not offset:
             tensor.fill_(1)
         else:

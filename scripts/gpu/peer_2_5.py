@@ -50,6 +50,8 @@ def transformer(text, runs):
 
 def decoder(sizes, runs):
     """The diffusion decoder at every size that fits, flex attention compiled by its own backend."""
+    # A program for each shape and type; beyond the limit torch would attend without a kernel, all scores in memory.
+    torch._dynamo.config.recompile_limit = 64
     for name in ("create_block_mask", "flex_attention"):
         setattr(flex_attention, name, torch.compile(getattr(flex_attention, name), dynamic=False))
     ltx2_diffusion_decoder._neighborhood_block_mask = functools.cache(ltx2_diffusion_decoder._neighborhood_block_mask)

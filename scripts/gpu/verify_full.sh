@@ -5,7 +5,7 @@
 # reference on it in bf16; the limit is 1.5 times the distance of two runs of the reference with different attention kernels.
 # It says nothing about published weights. PYTHON (default python3) has torch and transformers; what it lacks of diffusers,
 # accelerate, ltx-core, ltx-pipelines, einops and scipy is taken from the wheels in WHEELS, without the network. WHERE is the
-# folder of the model (63 or 66 GiB); left out, the first of /dev/shm, the working folder and /tmp that holds it. Exit code 4:
+# folder of the model (63 to 67 GiB), which is taken as a distilled one where its path says `distilled`; left out, the first of /dev/shm, the working folder and /tmp that holds it. Exit code 4:
 # none does.
 set -euo pipefail
 [ $# -ge 1 ] || { sed -n '2,10s/^# \{0,1\}//p' "$0" >&2; exit 2; }

@@ -1,5 +1,6 @@
 """A drawn request by ltx-pipelines' own states, conditionings, guiders and loops, on diffusers' networks."""
 
+import math
 import sys
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -221,13 +222,15 @@ class AncestralLoop:
         self.source, self.dtype = torch.Generator("cpu").manual_seed(seed + 10_000), dtype
         self.scheduler = LTXEulerAncestralRFScheduler(eta=eta)
 
-    def _draw(self, shape, **_):
-        return torch.randn(*shape, generator=self.source, dtype=self.dtype).float()
+    def _draw(self, shape, device=None, **_):
+        # In bf16 torch draws the rounded numbers of f32 since 2.12, but for a tail; before, it drew others.
+        drawn = torch.float32 if math.prod(shape) % 16 == 0 else self.dtype
+        return torch.randn(*shape, generator=self.source, dtype=drawn).to(self.dtype).float().to(device)
 
     def _step(self, state, clean, sigmas, index):
         known = lambda x: x * state.denoise_mask + state.clean_latent.float() * (1 - state.denoise_mask)
         clean, latent = known(clean.float()), state.latent.float()
-        self.scheduler.set_timesteps(sigmas=[float(s) for s in sigmas])
+        self.scheduler.set_timesteps(sigmas=[float(s) for s in sigmas], device=latent.device)
         self.scheduler._step_index = index
         with patch("diffusers.schedulers.scheduling_ltx_euler_ancestral_rf.randn_tensor", self._draw):
             velocity = (latent - clean) / sigmas[index]
@@ -266,6 +269,11 @@ class Reference:
         self.texts = [self._text(self.request[key]) for key in ("prompt", "negative_prompt")]
 
     def _text(self, prompt):
+        tokenizer = self.pipeline.tokenizer
+        begins = tokenizer("a").input_ids[0] == tokenizer.bos_token_id
+        if self.pipeline.text_encoder.config.model_type == "gemma4_unified" and not begins:
+            # Lightricks' code has every prompt of LTX-2.5 begin with it, whatever the tokenizer does.
+            prompt = tokenizer.bos_token + prompt.strip()
         embeds, mask, _, _ = self.pipeline.encode_prompt(
             prompt, do_classifier_free_guidance=False, max_sequence_length=self.request["max_sequence_length"],
             device=self.device,

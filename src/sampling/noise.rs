@@ -117,8 +117,8 @@ impl TorchRng {
         values
     }
 
-    /// `count` standard normal values in bfloat16: `torch.randn(count, dtype=torch.bfloat16)`. They are the rounded ones of
-    /// single precision, but for the tail: only whole groups are drawn before it.
+    /// `count` standard normal values in bfloat16: `torch.randn(count, dtype=torch.bfloat16)` since torch 2.12, which draws
+    /// others before it. They are the rounded ones of single precision, but for the tail: only whole groups are drawn before it.
     pub fn normal_bf16(&mut self, count: usize) -> Vec<f32> {
         let whole = if count < GROUP { count } else { count - count % GROUP };
         let mut values = self.normal(whole);

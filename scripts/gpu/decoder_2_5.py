@@ -1,0 +1,73 @@
+#!/usr/bin/env python3
+"""LTX-2.5's diffusion decoder beside diffusers' on one GPU: decoder_2_5.py MODEL LTX2 OUT [SIZE…]; a SIZE is WIDTHxHEIGHTxFRAMES.
+
+MODEL is a folder of full_model.py. Of each size, the same latents and noise: diffusers' decoder in f32 and in bf16, its attention
+(torch's flex) compiled and its masks kept; `ltx2 run` in bf16. A line says how far both bf16 runs are from f32 (relative L2) and
+diffusers' time; exit code 1 where ours is farther than 1.5 times theirs.
+"""
+
+import functools
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from diffusers import LTX2VideoDiffusionDecoderModel
+from diffusers.models.autoencoders import ltx2_diffusion_decoder
+from safetensors.torch import load_file, save_file
+from torch.nn.attention import flex_attention
+
+from peer_2_5 import size
+from peer_diffusers import median, release
+
+LIMIT = 1.5
+
+
+def distance(a, b):
+    """Relative L2 of a from b."""
+    return ((a.double() - b.double()).norm() / b.double().norm()).item()
+
+
+def theirs(model, dtype, latents, noise, name):
+    """diffusers' video in f32 on the host, and its seconds."""
+    network = LTX2VideoDiffusionDecoderModel.from_pretrained(model / "diffusion_decoder", torch_dtype=dtype).to("cuda").eval()
+    # The decoder draws its noise itself; here it takes what ltx2 is given, too.
+    ltx2_diffusion_decoder.randn_tensor = lambda shape, **_: noise.to("cuda", dtype).reshape(shape)
+    given = latents.to("cuda", dtype)
+    seconds = median(name, lambda: network.decode(given, return_dict=False), 3)
+    video = network.decode(given, return_dict=False)[0].float().cpu()
+    ltx2_diffusion_decoder._neighborhood_block_mask.cache_clear()
+    del network
+    release()
+    return video, seconds
+
+
+def main():
+    model, ltx2, out = map(Path, sys.argv[1:4])
+    # A program for each shape and type; beyond the limit torch would attend without a kernel, all scores in memory.
+    torch._dynamo.config.recompile_limit = 64
+    for name in ("create_block_mask", "flex_attention"):
+        setattr(flex_attention, name, torch.compile(getattr(flex_attention, name), dynamic=False))
+    ltx2_diffusion_decoder._neighborhood_block_mask = functools.cache(ltx2_diffusion_decoder._neighborhood_block_mask)
+    out.mkdir(parents=True, exist_ok=True)
+    source, agreed = torch.Generator().manual_seed(5), True
+    for text in sys.argv[4:] or ["256x256x17"]:
+        frames, height, width, pixels = size(text)
+        latents = torch.randn(1, 128, frames, height, width, generator=source).bfloat16().float()
+        noise = torch.randn(1, 3, pixels, 32 * height, 32 * width, generator=source).bfloat16().float()
+        exact, _ = theirs(model, torch.float32, latents, noise, f"{text}, f32")
+        rounded, seconds = theirs(model, torch.bfloat16, latents, noise, f"{text}, bf16")
+        save_file({"latents": latents, "noise": noise}, out / "inputs.safetensors")
+        files = ["--inputs", out / "inputs.safetensors", "--output", out / "ours.safetensors", "--force"]
+        command = [ltx2, "run", "diffusion-decoder", "--model", model, *files, "--platform", "cuda", "--dtype", "bf16"]
+        subprocess.run(command, check=True)
+        ours = load_file(out / "ours.safetensors")["video"].float()
+        own, reference = distance(ours, exact), distance(rounded, exact)
+        agreed &= own <= LIMIT * reference
+        print(f"decoder {text}: from f32: ltx2 {own:.3e}, diffusers {reference:.3e}; diffusers {seconds:.4f} s", flush=True)
+    sys.exit(0 if agreed else 1)
+
+
+if __name__ == "__main__":
+    torch.set_grad_enabled(False)
+    main()
