@@ -45,8 +45,7 @@ class Model:
         save_tokenizer(self.folder / "tokenizer", self.config["vocabulary"])
         of_2_5 = "use_keyframes_abs_pos_embedding" in self.config["transformer"]
         text = self.config["text_encoder"]
-        newest = lambda: cases_gemma4.text_encoder(str(self.seed), text, self.config["vocabulary"])
-        parts["text_encoder"] = newest() if of_2_5 else build_text_encoder(text, self.seed)
+        parts["text_encoder"] = self._gemma4(text) if of_2_5 else build_text_encoder(text, self.seed)
         upsampler = build("latent_upsampler", self.config["latent_upsampler"], self.seed)
         if self.request["stored"] == "bf16":
             for part in (*parts.values(), upsampler):
@@ -59,6 +58,15 @@ class Model:
         upsampler.save_pretrained(self.folder / "latent_upsampler")
         shutil.rmtree(self.folder / "tokenizer")
         save_tokenizer(self.folder / "tokenizer", self.config["vocabulary"])
+
+    def _gemma4(self, text):
+        """Gemma-4 does not divide scores by the root of a head's width: these norms learn to. Without it softmax chooses one token,
+        another with another rounding."""
+        encoder = cases_gemma4.text_encoder(str(self.seed), text, self.config["vocabulary"])
+        for key, tensor in encoder.state_dict().items():
+            if key.endswith(("q_norm.weight", "k_norm.weight")):
+                tensor *= tensor.numel() ** -0.25
+        return encoder
 
     def load(self, dtype):
         """Reads the model back in an element type, the way a user would: tables that are no weights keep theirs."""
