@@ -192,7 +192,9 @@ impl Run<'_> {
         let every = saving.and_then(|s| s.every());
         let size = match sampler.noises() {
             0 if self.options.dump_steps => 1,
-            0 if sampler.state().is_empty() => self.options.chunk.unwrap_or(steps).min(every.unwrap_or(steps)).max(1),
+            0 if pass.shape.carried().count() == 1 => {
+                self.options.chunk.unwrap_or(steps).min(every.unwrap_or(steps)).max(1)
+            }
             noises => noises.max(1),
         };
         let seeds = self.batch.rows().map(|request| request.seed);
@@ -241,9 +243,9 @@ impl Run<'_> {
             carried = failpoint::within("step", of_steps, run)?;
             let before = std::mem::replace(&mut latents, latents_of(&carried)?);
             if let Some(stream) = not_finite(&latents) {
-                let (stream, at) = match sampler.noises() + sampler.state().len() {
-                    1.. => (stream, done),
-                    0 => pass.first_not_finite(executor, prepared, &before, done..end)?.unwrap_or((stream, end - 1)),
+                let (stream, at) = match (sampler.noises(), pass.shape.carried().count()) {
+                    (1.., _) | (_, 2..) => (stream, done),
+                    _ => pass.first_not_finite(executor, prepared, &before, done..end)?.unwrap_or((stream, end - 1)),
                 };
                 let step = at * steps / total + 1;
                 return Err(PipelineError::NotFinite(format!("the {stream} latents after step {step} of {steps}")));

@@ -1,5 +1,6 @@
 //! From a configuration to a request.
 
+use super::guidance::{guidance_steps, guider, scales};
 use super::{
     Canvas, Dfr, DfrForm, ModelSizes, NoiseOrder, Noising, RefinePass, Request, RequestError, Shapes, Tiling,
     conditions,
@@ -9,18 +10,9 @@ use crate::config::{self, Config, Dtype, Job, Pipeline, Reference};
 use crate::hlo::DType;
 use crate::models::transformer::{CrossTimestep, TransformerConfig};
 use crate::sampling::guidance::{RescaleScope, Scales};
+use crate::sampling::schedules::{self, ScheduleKind};
 use crate::sampling::sigmas::{self, FlowMatch};
 use crate::sampling::{AnySampler, SamplingError, StepDraws};
-
-/// Guidance scales of video and audio.
-pub(crate) fn scales(config: &Config) -> Av<Scales> {
-    config.scales().map(|s| Scales {
-        cfg: s.cfg as f32,
-        stg: s.stg as f32,
-        modality: s.modality as f32,
-        rescale: s.rescale as f32,
-    })
-}
 
 /// Noise levels of a configuration, from the first step's to the final 0, for the shapes of its first pass.
 ///
@@ -34,6 +26,10 @@ pub(crate) fn sigmas(config: &Config, scheduler: &FlowMatch, shapes: &Shapes) ->
     Ok(match &config.sampler.sigmas {
         Some(list) if diffusers => scheduler.shifted(list, video_tokens)?,
         Some(list) => sigmas::verbatim(list)?,
+        None if config.sampler.schedule == ScheduleKind::Beta => schedules::beta(config.sampler.steps)?,
+        None if config.sampler.schedule == ScheduleKind::LinearQuadratic => {
+            schedules::linear_quadratic(config.sampler.steps)?
+        }
         None if diffusers => scheduler.sigmas(config.sampler.steps, video_tokens)?,
         None => sigmas::official(config.sampler.steps, anchor)?,
     })
@@ -89,7 +85,10 @@ pub(crate) fn of_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<R
              (keyframes_abs_pos_embedding): take LTX-2.5's, or 0"
         )));
     }
-    let scales = scales(config);
+    let (scales, guidance_steps) = (scales(config), guidance_steps(config));
+    let all_scales = guidance_steps.as_ref().zip(scales).map(|(steps, scales)| steps.all(scales));
+    let guider = guider(config)
+        .map_err(|(key, value)| RequestError::Usage(format!("{key} = {value}: this guider takes no such setting")))?;
     let dfr = dfr(config, num_frames, sizes.video_grid.temporal_compression)?;
     Ok(Request {
         prompt: job.prompt.clone(),
@@ -109,7 +108,9 @@ pub(crate) fn of_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<R
         },
         sigmas: Vec::new(),
         scales,
-        stg_blocks: stg_blocks(config, &sizes.transformer, scales)?,
+        guidance_steps,
+        guider,
+        stg_blocks: stg_blocks(config, &sizes.transformer, &all_scales)?,
         rescale: match config.guidance.rescale_scope {
             config::RescaleScope::PerSample => RescaleScope::PerSample,
             config::RescaleScope::Batch => RescaleScope::Batch,
@@ -167,13 +168,18 @@ fn positions(config: &Config) -> DType {
 }
 
 /// Blocks that the perturbed branch perturbs in each stream.
-fn stg_blocks(config: &Config, c: &TransformerConfig, scales: Av<Scales>) -> Result<Av<Vec<usize>>, RequestError> {
+fn stg_blocks(
+    config: &Config,
+    c: &TransformerConfig,
+    scales: &Av<Vec<Scales>>,
+) -> Result<Av<Vec<usize>>, RequestError> {
     let guidance = &config.guidance;
     let own = Av { video: &guidance.video, audio: &guidance.audio };
     let wanted = own.map(|s| s.stg_blocks.as_ref().unwrap_or(&guidance.stg_blocks));
-    let any = scales.into_iter().any(|s| s.stg != 0.0);
-    let perturbed = scales.map(|s| match guidance.stg_streams {
-        Reference::Official | Reference::Official1 => s.stg != 0.0,
+    let own_stg = scales.as_ref().map(|all| all.iter().any(|s| s.stg != 0.0));
+    let any = own_stg.into_iter().any(|own| own);
+    let perturbed = own_stg.map(|own| match guidance.stg_streams {
+        Reference::Official | Reference::Official1 => own,
         Reference::Diffusers => any && c.perturbed_attn,
     });
     let blocks = wanted.zip(perturbed).map(|(blocks, on)| if on { blocks.clone() } else { Vec::new() });
@@ -292,7 +298,7 @@ mod tests {
         let c = TransformerConfig { num_layers: 4, perturbed_attn: true, ..TransformerConfig::default() };
         let blocks = |c: &TransformerConfig, set: &[&str]| {
             let config = config(&[&["guidance.stg_blocks=[2]"], set].concat());
-            stg_blocks(&config, c, scales(&config)).map(|own| [own.video, own.audio])
+            stg_blocks(&config, c, &scales(&config).map(|own| vec![own])).map(|own| [own.video, own.audio])
         };
         let none = Vec::<usize>::new;
         let (video, audio) = (["guidance.video.stg=1", "guidance.audio.stg=0"], "guidance.audio.stg_blocks=[0, 3]");
