@@ -3,12 +3,14 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+mod cfg_pp;
 mod euler;
 mod euler_ancestral;
 mod gradient_estimation;
 mod res2s;
 
 use super::sampler::AnySampler;
+pub use cfg_pp::CfgPlusPlus;
 pub use euler::Euler;
 pub use euler_ancestral::{EulerAncestral, SEED_OFFSET, StepDraws};
 pub use gradient_estimation::GradientEstimation;
@@ -26,6 +28,9 @@ pub enum SamplerKind {
     /// First order, with noise drawn anew at each step.
     #[serde(rename = "euler_ancestral")]
     EulerAncestral,
+    /// First order, away from the prediction on the negative prompt, with noise drawn anew at each step (CFG++).
+    #[serde(rename = "euler_ancestral_cfg_pp")]
+    CfgPlusPlus,
     /// First order, along an estimate of the gradient from this step and the one before.
     #[serde(rename = "gradient_estimation")]
     GradientEstimation,
@@ -63,6 +68,7 @@ impl SamplerKind {
             SamplerKind::Res2s => Res2s.into(),
             SamplerKind::GradientEstimation => GradientEstimation { gamma: options.gamma.take().unwrap_or(2.0) }.into(),
             SamplerKind::EulerAncestral => options.ancestral().into(),
+            SamplerKind::CfgPlusPlus => CfgPlusPlus(options.ancestral()).into(),
         };
         if let Some(eta) = options.eta.take() {
             return Err(("sampler.eta", eta.to_string()));
