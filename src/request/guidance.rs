@@ -2,7 +2,7 @@
 
 use ndarray::{Array1, ArrayD, IxDyn};
 
-use super::Request;
+use super::{Request, RequestError};
 use crate::av::Av;
 use crate::config::Config;
 use crate::sampling::denoise::StreamRole;
@@ -82,7 +82,7 @@ impl Request {
 
     /// Each stream's scales of all noise levels.
     pub(crate) fn all_scales(&self) -> Av<Vec<Scales>> {
-        self.guidance_steps.as_ref().zip(self.scales).map(|(steps, scales)| steps.all(scales))
+        all_scales(self.scales, &self.guidance_steps)
     }
 
     /// The tables of the pass' evaluations.
@@ -109,12 +109,18 @@ impl Request {
     }
 }
 
+/// Each stream's scales of all noise levels.
+pub(super) fn all_scales(scales: Av<Scales>, steps: &Av<GuidanceSteps>) -> Av<Vec<Scales>> {
+    steps.as_ref().zip(scales).map(|(steps, scales)| steps.all(scales))
+}
+
 /// The guider of a configuration.
 ///
 /// # Errors
-/// Key and value of a setting that it does not take.
-pub(super) fn guider(config: &Config) -> Result<Guider, (&'static str, String)> {
-    config.guidance.kind.guider(config.guidance.options())
+/// A setting that it does not take.
+pub(super) fn guider(config: &Config) -> Result<Guider, RequestError> {
+    let fault = |(key, value)| RequestError::Usage(format!("{key} = {value}: this guider takes no such setting"));
+    config.guidance.kind.guider(config.guidance.options()).map_err(fault)
 }
 
 #[cfg(test)]
@@ -137,7 +143,8 @@ mod tests {
         assert_eq!([found(&steps.video), found(&steps.audio)], [[(5.0, 1), (1.0, 2)]; 2]);
         assert_eq!(branches(&config), [Branch::Conditional, Branch::Negative]);
         assert_eq!(branches(&self::config(&["guidance.video.cfg=1", "guidance.audio.cfg=1"])), [Branch::Conditional]);
-        let apg = ["guidance.kind=apg", "guidance.eta=0.5", "guidance.momentum=0.5"];
-        assert_eq!(guider(&self::config(&apg[..2])), Ok(Guider::Apg { eta: 0.5, norm_threshold: 0.0 }));
+        let apg = ["guidance.kind=apg", "guidance.eta=0.5"];
+        let found = guider(&self::config(&apg)).expect("a guider");
+        assert_eq!(found, Guider::Apg { eta: 0.5, norm_threshold: 0.0 });
     }
 }

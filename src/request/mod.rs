@@ -66,7 +66,7 @@ pub struct Request {
     pub sigmas: Vec<f32>,
     /// Guidance of video and audio.
     pub scales: Av<Scales>,
-    /// What of it changes from step to step.
+    /// Scales by noise level, and skipped steps.
     pub guidance_steps: Av<GuidanceSteps>,
     /// Makes the term of the negative prompt.
     pub guider: Guider,

@@ -1,6 +1,6 @@
 //! From a configuration to a request.
 
-use super::guidance::{guidance_steps, guider, scales};
+use super::guidance::{all_scales, guidance_steps, guider, scales};
 use super::{
     Canvas, Dfr, DfrForm, ModelSizes, NoiseOrder, Noising, RefinePass, Request, RequestError, Shapes, Tiling,
     conditions,
@@ -86,9 +86,6 @@ pub(crate) fn of_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<R
         )));
     }
     let (scales, guidance_steps) = (scales(config), guidance_steps(config));
-    let all_scales = guidance_steps.as_ref().zip(scales).map(|(steps, scales)| steps.all(scales));
-    let guider = guider(config)
-        .map_err(|(key, value)| RequestError::Usage(format!("{key} = {value}: this guider takes no such setting")))?;
     let dfr = dfr(config, num_frames, sizes.video_grid.temporal_compression)?;
     Ok(Request {
         prompt: job.prompt.clone(),
@@ -108,9 +105,9 @@ pub(crate) fn of_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<R
         },
         sigmas: Vec::new(),
         scales,
+        stg_blocks: stg_blocks(config, &sizes.transformer, &all_scales(scales, &guidance_steps))?,
         guidance_steps,
-        guider,
-        stg_blocks: stg_blocks(config, &sizes.transformer, &all_scales)?,
+        guider: guider(config)?,
         rescale: match config.guidance.rescale_scope {
             config::RescaleScope::PerSample => RescaleScope::PerSample,
             config::RescaleScope::Batch => RescaleScope::Batch,

@@ -39,7 +39,7 @@ impl GuidanceSteps {
     }
 }
 
-/// What a step predicts.
+/// Predictions of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BranchSet {
     /// Predictions, the conditional one first; none in a step that takes over both streams'.

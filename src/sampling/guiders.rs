@@ -130,7 +130,7 @@ impl GuiderKind {
 }
 
 impl Guider {
-    /// Its name.
+    /// The guider's name in a configuration.
     pub fn kind(self) -> GuiderKind {
         match self {
             Guider::Cfg => GuiderKind::Cfg,
@@ -150,7 +150,7 @@ impl Guider {
     }
 }
 
-/// What a guider's term is made of.
+/// Predictions and numbers that a guider's term is made of.
 pub(super) struct Term<'a> {
     /// Prediction on the prompt.
     pub(super) conditional: &'a Value,
@@ -162,7 +162,7 @@ pub(super) struct Term<'a> {
     pub(super) parameters: &'a Value,
     /// State of guiders that have one.
     pub(super) state: Option<&'a Value>,
-    /// Elements that norms and products are taken over.
+    /// Elements that sums are taken over.
     pub(super) counted: &'a Counted,
 }
 
