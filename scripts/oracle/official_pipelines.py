@@ -126,6 +126,18 @@ def velocity(model, streams):
     return network.eval()(video, audio, None)
 
 
+def guider_parameters(s):
+    """The guider of a stream's scales: of all noise levels, or of each up to a bound."""
+    guiders = importlib.import_module("ltx_core.components.guiders")
+    own = lambda s: guiders.MultiModalGuiderParams(
+        cfg_scale=s["cfg"], stg_scale=s["stg"], modality_scale=s["modality"], rescale_scale=s["rescale"],
+        stg_blocks=s["stg_blocks"], skip_step=s.get("skip", 0),
+    )
+    if "by_sigma" not in s:
+        return own(s)
+    return guiders.MultiModalGuiderFactory.from_dict({at["sigma"]: own({**s, **at}) for at in s["by_sigma"]})
+
+
 class Run:
     """One request through one of their pipelines."""
 
@@ -146,7 +158,7 @@ class Run:
         own.tqdm = iter
         for module in modules:
             if hasattr(module, "euler_denoising_loop"):
-                module.euler_denoising_loop = self.steps.wrap(own.euler_denoising_loop)
+                module.euler_denoising_loop = self.steps.wrap(self.request.get("loop", lambda s: s.euler_denoising_loop)(own))
             if hasattr(module, "res2s_audio_video_denoising_loop"):
                 second = self.steps.wrap(own.res2s_audio_video_denoising_loop, stride=2, model_dtype=torch.float32)
                 module.res2s_audio_video_denoising_loop = second
@@ -206,13 +218,9 @@ class Run:
         arguments = {key: r[key] for key in ("prompt", "seed", "height", "width", "num_frames", "frame_rate")}
         arguments["images"] = [images(str(i["path"]), i["frame"], i["strength"], 0) for i in r["images"]]
         if r["pipeline"] != "distilled":
-            params = importlib.import_module("ltx_core.components.guiders").MultiModalGuiderParams
             arguments.update(negative_prompt=r["negative_prompt"], num_inference_steps=r["steps"])
             for stream, s in r["guidance"].items():
-                arguments[f"{stream}_guider_params"] = params(
-                    cfg_scale=s["cfg"], stg_scale=s["stg"], modality_scale=s["modality"], rescale_scale=s["rescale"],
-                    stg_blocks=s["stg_blocks"],
-                )
+                arguments[f"{stream}_guider_params"] = guider_parameters(s)
         self.pipeline(**arguments, tiling_config=None) if self._tiles() else self.pipeline(**arguments)
         self.undo()
         return self.steps.passes, self.kept

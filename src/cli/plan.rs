@@ -12,7 +12,7 @@ use crate::config::{Loaded, NumFrames, WeightSource};
 use crate::models::presets::Preset;
 use crate::pipeline::configs::ModelConfigs;
 use crate::pipeline::options::GenerateOptions;
-use crate::sampling::guidance::{Branch, branches};
+use crate::sampling::guidance::Branch;
 use crate::weights::{ModelSource, Overrides};
 
 #[derive(Debug, Serialize)]
@@ -81,7 +81,7 @@ impl Plan {
             audio_tokens: count.and_then(|n| audio.latents(1, 1, n, r.frame_rate).ok()).map_or(0, |a| a.length),
             text_tokens: r.max_sequence_length,
             steps: config.sampler.steps,
-            branches: branches(request::scales(config)).into_iter().map(branch_name).collect(),
+            branches: request::branches(config).into_iter().map(branch_name).collect(),
             platform: config.runtime.platform.clone(),
             dtype: format!("{:?}", config.runtime.dtype).to_lowercase(),
             layout: config.layout.clone(),

@@ -5,10 +5,11 @@ use serde_json::Value;
 use super::error::ConfigError;
 use super::layout;
 use super::pipeline::Pipeline;
-use super::schema::{Config, NumFrames, Scales};
+use super::schema::{Config, NumFrames, Reference, Scales};
 use super::tree::Tree;
 use crate::av::Av;
 use crate::runtime::platform::Choice;
+use crate::sampling::schedules::ScheduleKind;
 use crate::sampling::{AnySampler, MAX_STEPS, SamplerOptions};
 
 /// Frames a latent frame covers.
@@ -89,13 +90,20 @@ fn check_sampling(config: &Config) -> Result<(), Fault> {
     {
         return fail("sampler.sigmas", format!("{sigmas:?}"), why);
     }
+    let schedule = config.sampler.schedule;
+    if config.sampler.sigmas.is_some() && schedule != ScheduleKind::Shifted {
+        let why =
+            "sampler.sigmas holds the noise levels already: set sampler.steps, which takes their place, or remove it";
+        return fail("sampler.schedule", format!("{schedule:?}"), why.into());
+    }
     if let Some(why) = schedule_fault(&config.two_stage.sigmas) {
         return fail("two_stage.sigmas", format!("{:?}", config.two_stage.sigmas), why);
     }
     if let Some(why) = schedule_fault(&config.dfr.sigmas) {
         return fail("dfr.sigmas", format!("{:?}", config.dfr.sigmas), why);
     }
-    check_sampler(config)
+    check_sampler(config)?;
+    check_guidance(config)
 }
 
 fn check_run(config: &Config) -> Result<(), Fault> {
@@ -138,6 +146,45 @@ fn check_sampler(config: &Config) -> Result<(), Fault> {
     let most = (1..steps).rev().find(fits).unwrap_or(1);
     let why = format!("{} evaluations of the transformer: at most {most} steps", sampler.evaluations(steps));
     fail("sampler.steps", steps.to_string(), why)
+}
+
+/// Key, value and fault of guidance that no step can follow.
+fn check_guidance(config: &Config) -> Result<(), Fault> {
+    let guidance = &config.guidance;
+    if let Err((key, value)) = guidance.kind.guider(guidance.options()) {
+        let why = "this guider takes no such setting; remove it, or choose another guidance.kind";
+        return fail(key, value, why.into());
+    }
+    let (sampler, _) = config.samplers().map_err(|(key, value)| (key, value, String::new()))?;
+    let streams = [
+        ("guidance.video.skip", "guidance.video.by_sigma", &guidance.video),
+        ("guidance.audio.skip", "guidance.audio.by_sigma", &guidance.audio),
+    ];
+    for (skip_key, sigma_key, own) in streams {
+        let bounds = own.by_sigma.as_deref().unwrap_or_default();
+        if let Some(pair) = bounds.windows(2).find(|pair| pair[1].sigma >= pair[0].sigma) {
+            let why = format!("{} does not fall below {}", pair[1].sigma, pair[0].sigma);
+            return fail(sigma_key, "sigma".into(), why);
+        }
+        if own.by_sigma.as_ref().is_some_and(Vec::is_empty)
+            || bounds.iter().any(|at| at.sigma.is_nan() || at.sigma < 0.0)
+        {
+            return fail(sigma_key, "sigma".into(), "there must be one or more noise levels, none below 0".into());
+        }
+        if let Some(at) = bounds.iter().find(|at| at.stg.is_some() && guidance.stg_streams == Reference::Diffusers) {
+            let why = "guidance.stg_streams: diffusers knows no such; take official";
+            return fail(sigma_key, format!("stg at {}", at.sigma), why.into());
+        }
+        let skip = own.skip.into_iter().chain(bounds.iter().filter_map(|at| at.skip)).max().unwrap_or(0);
+        let why = match skip {
+            0 => continue,
+            _ if sampler.evaluations(2) != 2 => "a sampler that evaluates the transformer twice a step skips none",
+            _ if sampler.reads_negative() => "this sampler reads the prediction on the negative prompt at every step",
+            _ => continue,
+        };
+        return fail(skip_key, skip.to_string(), format!("{why}; remove it, or choose another sampler.kind"));
+    }
+    Ok(())
 }
 
 /// The legal values around an illegal one, both at least the smallest positive.
@@ -201,7 +248,7 @@ impl Config {
         let options = self.sampler.options(self.runtime.dtype);
         let first = self.sampler.kind.sampler(options)?;
         let second = match self.two_stage.sampler.filter(|kind| *kind != self.sampler.kind) {
-            Some(kind) => kind.sampler(SamplerOptions { eta: None, noise_seed: None, ..options })?,
+            Some(kind) => kind.sampler(SamplerOptions { draws: options.draws, ..SamplerOptions::default() })?,
             None => first.clone(),
         };
         Ok((first, second))

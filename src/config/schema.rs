@@ -9,6 +9,8 @@ use super::pipeline::Pipeline;
 use crate::defaults::with_defaults;
 use crate::kernels::AttentionKernel;
 use crate::media::ImageH264;
+use crate::sampling::guiders::{GuiderKind, GuiderOptions};
+use crate::sampling::schedules::ScheduleKind;
 use crate::sampling::{SamplerKind, SamplerOptions, StepDraws};
 use crate::weights::MergeOrder;
 
@@ -261,6 +263,11 @@ with_defaults! {
         pub eta: Option<f64> = None,
         /// Seed of the noise that steps draw; without it, it follows the request's seed.
         pub noise_seed: Option<u64> = None,
+        /// Weight of a step's own velocity against that of the step before, of `gradient_estimation`; null for 2, and 1 is
+        /// `euler`.
+        #[schemars(range(min = 0, max = 10))]
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub gamma: Option<f64> = None,
         /// Noise that the steps of `euler_ancestral` draw. Official: from a generator of their own, in the type of
         /// `runtime.dtype`; diffusers: from the request's, which goes on, in f32.
         pub step_noise: Reference = Reference::Official,
@@ -271,6 +278,8 @@ with_defaults! {
         /// Denoising steps.
         #[schemars(range(min = 1, max = 256))]
         pub steps: usize = 40,
+        /// Noise levels by the number of steps.
+        pub schedule: ScheduleKind = ScheduleKind::Shifted,
         /// The noise levels themselves, falling from at most 1, instead of `steps`; a closing 0 is optional.
         pub sigmas: Option<Vec<f64>> = None,
         /// Tokens that the schedule's shift is computed for. Official: a constant number; diffusers: all that the
@@ -298,7 +307,7 @@ impl Sampler {
             (Reference::Official | Reference::Official1, Dtype::Bf16) => StepDraws::OwnBf16,
             (Reference::Official | Reference::Official1, Dtype::F32) => StepDraws::Own,
         };
-        SamplerOptions { eta: self.eta, noise_seed: self.noise_seed, draws }
+        SamplerOptions { eta: self.eta, noise_seed: self.noise_seed, gamma: self.gamma, draws }
     }
 }
 
@@ -335,6 +344,19 @@ with_defaults! {
     #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
     #[serde(default, deny_unknown_fields)]
     pub struct Guidance {
+        /// How the prediction on the negative prompt is made use of, at the scale `cfg`.
+        pub kind: GuiderKind = GuiderKind::Cfg,
+        /// Weight of the part of guidance that is parallel to the conditional prediction, of `apg` and `legacy_apg`; null for 1.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub eta: Option<f64> = None,
+        /// Norm of the difference of both predictions above which it is scaled down to it, of `apg` (null and 0: none) and
+        /// `legacy_apg` (null: 5).
+        #[schemars(range(min = 0))]
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub norm_threshold: Option<f64> = None,
+        /// Part of the difference that the next step takes over, of `legacy_apg`; null for 0.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub momentum: Option<f64> = None,
         /// The video stream's scales.
         pub video: Scales = Scales::default(),
         /// The audio stream's scales.
@@ -346,6 +368,13 @@ with_defaults! {
         pub stg_streams: Reference = Reference::Official,
         /// Elements over which the rescale term takes standard deviations.
         pub rescale_scope: RescaleScope = RescaleScope::PerSample,
+    }
+}
+
+impl Guidance {
+    /// The settings that only some guiders take.
+    pub fn options(&self) -> GuiderOptions {
+        GuiderOptions { eta: self.eta, norm_threshold: self.norm_threshold, momentum: self.momentum }
     }
 }
 
@@ -364,6 +393,37 @@ pub struct Scales {
     /// Transformer blocks that the perturbed branch perturbs in this stream; null for `guidance.stg_blocks`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stg_blocks: Option<Vec<usize>>,
+    /// Steps behind each predicted one that take over its prediction instead of a forward pass of their own.
+    #[schemars(range(min = 0, max = 255))]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub skip: Option<usize>,
+    /// Guidance by noise level, from the highest bound to the lowest, each down to the next.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub by_sigma: Option<Vec<SigmaScales>>,
+}
+
+/// A stream's guidance at noise levels up to a bound: the highest holds above it too. What is left out is as at all levels.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SigmaScales {
+    /// Upper bound of the noise levels.
+    pub sigma: f64,
+    /// See `guidance.video.cfg`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cfg: Option<f64>,
+    /// See `guidance.video.stg`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stg: Option<f64>,
+    /// See `guidance.video.modality`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub modality: Option<f64>,
+    /// See `guidance.video.rescale`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rescale: Option<f64>,
+    /// See `guidance.video.skip`.
+    #[schemars(range(min = 0, max = 255))]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub skip: Option<usize>,
 }
 
 /// Elements over which the rescale term takes standard deviations.

@@ -321,11 +321,41 @@ fn values_that_cannot_be_used_say_what_can() {
         ),
         ("two_stage.sigmas=[0.5, 0.7]", "two_stage.sigmas = [0.5, 0.7] (--set): 0.7 does not fall below 0.5"),
         (
+            "guidance.video.by_sigma=[{sigma: 0.9}, {sigma: 0.9, cfg: 1}]",
+            "guidance.video.by_sigma = sigma (--set): 0.9 does not fall below 0.9",
+        ),
+        (
+            "guidance.momentum=0.5",
+            "guidance.momentum = 0.5 (--set): this guider takes no such setting; remove it, or choose another guidance.kind",
+        ),
+        (
+            "sampler.gamma=2",
+            "sampler.gamma = 2 (--set): this sampler takes no such setting; remove it, or choose another sampler.kind",
+        ),
+        (
             "runtime.tiling={pixels: 100}",
             "runtime.tiling = pixels 100, overlap 64 (--set): pixels and their overlap must be multiples of 32, and the overlap smaller",
         ),
     ] {
         assert_eq!(load(&set(&[pair])).unwrap_err().to_string(), want, "{pair}");
+    }
+    for (pairs, want) in [
+        (
+            ["guidance.audio.skip=1", "sampler.kind=res_2s"],
+            "guidance.audio.skip = 1 (--set): a sampler that evaluates the transformer twice a step skips none; remove it, or \
+             choose another sampler.kind",
+        ),
+        (
+            ["sampler.sigmas=[1, 0.5]", "sampler.schedule=beta"],
+            "sampler.schedule = Beta (--set): sampler.sigmas holds the noise levels already: set sampler.steps, which takes \
+             their place, or remove it",
+        ),
+        (
+            ["guidance.stg_streams=diffusers", "guidance.audio.by_sigma=[{sigma: 1, stg: 1}]"],
+            "guidance.audio.by_sigma = stg at 1 (--set): guidance.stg_streams: diffusers knows no such; take official",
+        ),
+    ] {
+        assert_eq!(load(&set(&pairs)).unwrap_err().to_string(), want, "{pairs:?}");
     }
 }
 

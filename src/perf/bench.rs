@@ -34,7 +34,6 @@ use crate::request::{Request, Shapes};
 use crate::runtime::processes::Group;
 use crate::runtime::{Executable, PeakMatmul, ShardedTensor, peak_matmul};
 use crate::sampling::TorchRng;
-use crate::sampling::guidance::{Branch, branches};
 use crate::tensor::Tensor;
 use ndarray::Array4;
 
@@ -294,7 +293,7 @@ impl<'a> Bench<'a> {
     }
 
     fn prompts_a_video(&self) -> usize {
-        1 + usize::from(branches(self.first.scales).contains(&Branch::Negative))
+        self.request.prompts()
     }
 
     /// Times a program whose inputs are not donated.

@@ -4,7 +4,7 @@
 use std::rc::Rc;
 
 use half::bf16;
-use ndarray::{Array4, Array5, arr2};
+use ndarray::{Array4, Array5};
 
 use super::call::Call;
 use super::conditions::{ConditionTokens, appended_coords};
@@ -25,7 +25,6 @@ use crate::nn::Build;
 use crate::request::{Request, Shapes};
 use crate::runtime::{Outputs, ShardedTensor};
 use crate::sampling::denoise::{self, DenoiseShape};
-use crate::sampling::guidance::Scales;
 use crate::tensor::Tensor;
 
 /// A pass of a request: what fixes its programs, its latents, and what it reads of conditions.
@@ -144,7 +143,6 @@ impl Runner {
                 .map_err(|e| PipelineError::Input(e.to_string()))?;
         }
         let tables = tables::tables(c, &coords, dtype);
-        let scales = request.scales.map(Scales::row);
         let mut given = tables::host_inputs(c, tables);
         given.extend(evaluations(request)?);
         given.extend(conditions.into_iter().flat_map(|tokens| tokens.inputs(shape.batch)));
@@ -154,7 +152,9 @@ impl Runner {
                 shapes.single_frames(&request.conditions.video, request.first_frame_marker).into(),
             ));
         }
-        given.push(("scales".into(), arr2(&[scales.video, scales.audio]).into()));
+        let guidance = request.guidance_tables();
+        given.push(("scales".into(), guidance.scales.into()));
+        given.extend(guidance.sets.map(|sets| ("branch_sets".into(), sets.into())));
         let call = self.call(program, &network, given)?;
         let carried = shape.carried().flat_map(|kind| Av::NAMES.map(|stream| format!("{kind}.{stream}")));
         Ok(DenoiseLoop { network, call, carried: carried.collect() })

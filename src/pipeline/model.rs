@@ -192,7 +192,7 @@ impl Model {
         let request = request::of_job(config, &self.sizes, job)?;
         let shapes = Shapes::of(&self.sizes, &request.passes().0)?;
         let by_diffusers = config.guidance.stg_streams == Reference::Diffusers;
-        let stg = request.scales.into_iter().any(|s| s.stg != 0.0);
+        let stg = request.all_scales().into_iter().flatten().any(|s| s.stg != 0.0);
         if stg && by_diffusers && !self.sizes.transformer.perturbed_attn && job.index == 0 {
             tracing::warn!(
                 "guidance.stg changes nothing: guidance.stg_streams is diffusers, which does not perturb a model without \

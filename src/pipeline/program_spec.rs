@@ -11,7 +11,6 @@ use crate::models::transformer::{self as forward, CrossTimestep, ForwardShape};
 use crate::nn::Build;
 use crate::request::{ModelSizes, Request, Shapes, Tiling};
 use crate::sampling::denoise::{self as sampling, DenoiseShape};
-use crate::sampling::guidance::Branch;
 
 /// Model and sizes that a program is written from.
 pub(super) struct ProgramSpec<'a> {
@@ -35,7 +34,7 @@ impl ProgramSpec<'_> {
 
     /// Prompts of the batch.
     fn prompts(&self) -> usize {
-        self.batch() * (1 + usize::from(self.shape.branches.contains(&Branch::Negative)))
+        self.batch() * self.request.prompts().max(self.last.prompts())
     }
 }
 

@@ -13,7 +13,6 @@ use crate::pjrt::{CudaOptions, OptionValue};
 use crate::request;
 use crate::runtime::processes::Group;
 use crate::runtime::{EngineOptions, Toolchain, platform};
-use crate::sampling::guidance::branches;
 
 /// How programs are built for a number of devices of a platform (`cpu`, `cuda`, `tpu`), whose plugin calls them `kind`.
 ///
@@ -54,7 +53,7 @@ pub(crate) fn build_for(config: &Config, devices: usize, toolchain: &Toolchain) 
 
 /// The configuration with the layout decided for the devices that are there, where it leaves that open.
 pub(crate) fn resolve(config: &Config, platform: &str, devices: usize) -> Config {
-    config.resolve_auto_layout(platform, devices, branches(request::scales(config)).len())
+    config.resolve_auto_layout(platform, devices, request::branches(config).len())
 }
 
 /// The H.264 encoder of conditioning images, where there are such, and the configuration with it decided: a repetition

@@ -26,7 +26,6 @@ use crate::models::pixels::Pixels;
 use crate::models::upsampler;
 use crate::request::{RefinePass, Request, Shapes, Tiling};
 use crate::runtime::Outputs;
-use crate::sampling::guidance::{Branch, branches};
 use crate::tensor::Tensor;
 
 /// The decoder's noise, drawn by a thread.
@@ -113,7 +112,7 @@ impl Run<'_> {
         let saved = self.options.saving.as_ref().and_then(|s| s.found(Phase::Refine)).and_then(|s| s.sound.clone());
 
         // The prompts are rows of one batch, so that the encoder runs once.
-        let kinds = 1 + usize::from(branches(request.scales).contains(&Branch::Negative));
+        let kinds = request.prompts();
         let (ids, mask, cut_tokens) = tokens(&self.runner.model, &self.batch, kinds)?;
         let embeds = self.runner.text_encoder(ids, mask.clone())?.run(&self.runner.executor)?;
         // While it runs, the host makes what the loop reads beside the text, where there is room for both.

@@ -6,6 +6,7 @@ mod condition;
 mod dfr;
 mod diffusion_tiles;
 mod error;
+mod guidance;
 mod resolve;
 mod shapes;
 mod sizes;
@@ -21,7 +22,9 @@ pub use dfr::{Dfr, DfrForm};
 pub(crate) use diffusion_tiles::Blend;
 pub use diffusion_tiles::DiffusionTiles;
 pub use error::RequestError;
-pub(crate) use resolve::{of_job, scales, scheduler_of_another, sigmas};
+pub use guidance::GuidanceTables;
+pub(crate) use guidance::branches;
+pub(crate) use resolve::{of_job, scheduler_of_another, sigmas};
 pub use shapes::Shapes;
 pub use sizes::ModelSizes;
 pub(crate) use sizes::coordinate_grids;
@@ -32,9 +35,10 @@ use crate::av::Av;
 use crate::config;
 use crate::hlo::DType;
 use crate::models::transformer::CrossTimestep;
-use crate::sampling::AnySampler;
-use crate::sampling::denoise::{AudioRole, DenoiseShape};
-use crate::sampling::guidance::{Branch, RescaleScope, Scales, branches};
+use crate::sampling::denoise::{DenoiseShape, StreamRole};
+use crate::sampling::guidance::{Branch, RescaleScope, Scales};
+use crate::sampling::guiders::Guider;
+use crate::sampling::{AnySampler, GuidanceSteps};
 
 /// A request for one video with sound.
 #[derive(Clone, Debug, PartialEq)]
@@ -62,6 +66,10 @@ pub struct Request {
     pub sigmas: Vec<f32>,
     /// Guidance of video and audio.
     pub scales: Av<Scales>,
+    /// Scales by noise level, and skipped steps.
+    pub guidance_steps: Av<GuidanceSteps>,
+    /// Makes the term of the negative prompt.
+    pub guider: Guider,
     /// Blocks whose self-attention the perturbed branch skips, of each stream.
     pub stg_blocks: Av<Vec<usize>>,
     /// Elements that the rescale term takes standard deviations over.
@@ -78,8 +86,10 @@ pub struct Request {
     pub noising: Noising,
     /// Type that the video's positions are rounded to.
     pub positions: DType,
-    /// Whether sound is made with the video.
-    pub audio: AudioRole,
+    /// Role of each stream.
+    pub roles: Av<StreamRole>,
+    /// Whether noise is drawn, and dropped, for a stream that is kept: what is drawn later is then other noise (Lightricks).
+    pub draws_kept: bool,
     /// Known tokens of video and audio.
     pub conditions: Av<Vec<Condition>>,
     /// A second pass at this size; the first then has half of it.
@@ -144,6 +154,8 @@ impl Request {
             sigmas: refine.sigmas.clone(),
             sampler: refine.sampler.clone(),
             scales: Av::both(Scales::NEUTRAL),
+            guidance_steps: Av::default(),
+            guider: Guider::default(),
             stg_blocks: Av::default(),
             ..first.clone()
         };
@@ -190,7 +202,8 @@ impl Request {
 
     /// Shape of the denoising programs for `batch` such requests.
     pub fn denoise_shape(&self, sizes: &ModelSizes, shapes: &Shapes, batch: usize) -> DenoiseShape {
-        let branches = branches(self.scales);
+        let plan = self.guidance_plan();
+        let branches = plan.branches();
         DenoiseShape {
             batch,
             tokens: shapes.tokens,
@@ -200,11 +213,14 @@ impl Request {
             // Each video is a request of its own: its neighbours have no part in its statistics.
             rescale: if batch > 1 { RescaleScope::PerSample } else { self.rescale },
             branches,
+            sets: plan.sets(),
+            scales_by_step: plan.varies(),
+            guider: plan.guider,
             levels: noise_levels(&self.conditions).len(),
             conditioned: self.conditions.as_ref().map(|all| all.iter().any(|c| c.noise_level() != 1.0)),
             keyframes: sizes.transformer.use_keyframes_abs_pos_embedding
                 && (self.first_frame_marker || self.conditions.video.iter().any(|c| c.content == Content::Generated)),
-            audio: self.audio,
+            roles: self.roles,
             cross: self.cross,
             sampler: self.sampler.clone(),
         }

@@ -1,5 +1,6 @@
 //! From a configuration to a request.
 
+use super::guidance::{all_scales, guidance_steps, guider, scales};
 use super::{
     Canvas, Dfr, DfrForm, ModelSizes, NoiseOrder, Noising, RefinePass, Request, RequestError, Shapes, Tiling,
     conditions,
@@ -8,20 +9,10 @@ use crate::av::Av;
 use crate::config::{self, Config, Dtype, Job, Pipeline, Reference};
 use crate::hlo::DType;
 use crate::models::transformer::{CrossTimestep, TransformerConfig};
-use crate::sampling::denoise::AudioRole;
 use crate::sampling::guidance::{RescaleScope, Scales};
+use crate::sampling::schedules::{self, ScheduleKind};
 use crate::sampling::sigmas::{self, FlowMatch};
 use crate::sampling::{AnySampler, SamplingError, StepDraws};
-
-/// Guidance scales of video and audio.
-pub(crate) fn scales(config: &Config) -> Av<Scales> {
-    config.scales().map(|s| Scales {
-        cfg: s.cfg as f32,
-        stg: s.stg as f32,
-        modality: s.modality as f32,
-        rescale: s.rescale as f32,
-    })
-}
 
 /// Noise levels of a configuration, from the first step's to the final 0, for the shapes of its first pass.
 ///
@@ -35,6 +26,10 @@ pub(crate) fn sigmas(config: &Config, scheduler: &FlowMatch, shapes: &Shapes) ->
     Ok(match &config.sampler.sigmas {
         Some(list) if diffusers => scheduler.shifted(list, video_tokens)?,
         Some(list) => sigmas::verbatim(list)?,
+        None if config.sampler.schedule == ScheduleKind::Beta => schedules::beta(config.sampler.steps)?,
+        None if config.sampler.schedule == ScheduleKind::LinearQuadratic => {
+            schedules::linear_quadratic(config.sampler.steps)?
+        }
         None if diffusers => scheduler.sigmas(config.sampler.steps, video_tokens)?,
         None => sigmas::official(config.sampler.steps, anchor)?,
     })
@@ -90,7 +85,7 @@ pub(crate) fn of_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<R
              (keyframes_abs_pos_embedding): take LTX-2.5's, or 0"
         )));
     }
-    let scales = scales(config);
+    let (scales, guidance_steps) = (scales(config), guidance_steps(config));
     let dfr = dfr(config, num_frames, sizes.video_grid.temporal_compression)?;
     Ok(Request {
         prompt: job.prompt.clone(),
@@ -110,7 +105,9 @@ pub(crate) fn of_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<R
         },
         sigmas: Vec::new(),
         scales,
-        stg_blocks: stg_blocks(config, &sizes.transformer, scales)?,
+        stg_blocks: stg_blocks(config, &sizes.transformer, &all_scales(scales, &guidance_steps))?,
+        guidance_steps,
+        guider: guider(config)?,
         rescale: match config.guidance.rescale_scope {
             config::RescaleScope::PerSample => RescaleScope::PerSample,
             config::RescaleScope::Batch => RescaleScope::Batch,
@@ -126,7 +123,8 @@ pub(crate) fn of_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<R
             Reference::Official1 | Reference::Diffusers => Noising::Known,
         },
         positions: positions(config),
-        audio: AudioRole::Denoised,
+        roles: Av::default(),
+        draws_kept: false,
         conditions: conditions(config)?,
         refine: refine(config)?,
         dfr,
@@ -167,13 +165,18 @@ fn positions(config: &Config) -> DType {
 }
 
 /// Blocks that the perturbed branch perturbs in each stream.
-fn stg_blocks(config: &Config, c: &TransformerConfig, scales: Av<Scales>) -> Result<Av<Vec<usize>>, RequestError> {
+fn stg_blocks(
+    config: &Config,
+    c: &TransformerConfig,
+    scales: &Av<Vec<Scales>>,
+) -> Result<Av<Vec<usize>>, RequestError> {
     let guidance = &config.guidance;
     let own = Av { video: &guidance.video, audio: &guidance.audio };
     let wanted = own.map(|s| s.stg_blocks.as_ref().unwrap_or(&guidance.stg_blocks));
-    let any = scales.into_iter().any(|s| s.stg != 0.0);
-    let perturbed = scales.map(|s| match guidance.stg_streams {
-        Reference::Official | Reference::Official1 => s.stg != 0.0,
+    let own_stg = scales.as_ref().map(|all| all.iter().any(|s| s.stg != 0.0));
+    let any = own_stg.into_iter().any(|own| own);
+    let perturbed = own_stg.map(|own| match guidance.stg_streams {
+        Reference::Official | Reference::Official1 => own,
         Reference::Diffusers => any && c.perturbed_attn,
     });
     let blocks = wanted.zip(perturbed).map(|(blocks, on)| if on { blocks.clone() } else { Vec::new() });
@@ -244,7 +247,9 @@ mod tests {
         let video = VideoShape { batch: 1, channels: 1, frames: 1, height: 25, width: 32 };
         let audio = AudioShape { batch: 1, channels: 1, length: 1, mel_bins: 1 };
         // 200 of the 1000 tokens are appended.
-        let shapes = Shapes { video, audio, tokens: Av { video: 1000, audio: 1 }, appended: 200, denoises_audio: true };
+        let tokens = Av { video: 1000, audio: 1 };
+        let roles = Av::default();
+        let shapes = Shapes { video, audio, tokens, appended: 200, roles, drawn: Av::both(true) };
         let of = |set: &[&str]| sigmas(&config(set), &scheduler, &shapes).expect("a schedule");
         let (steps, list) = ("sampler.steps=6", "sampler.sigmas=[0.9, 0.4]");
         let diffusers = "sampler.sigma_shift=diffusers";
@@ -270,7 +275,9 @@ mod tests {
         // A list is taken as it is by the distilled one's.
         let video = VideoShape { batch: 1, channels: 1, frames: 1, height: 25, width: 32 };
         let audio = AudioShape { batch: 1, channels: 1, length: 1, mel_bins: 1 };
-        let shapes = Shapes { video, audio, tokens: Av { video: 800, audio: 1 }, appended: 0, denoises_audio: true };
+        let tokens = Av { video: 800, audio: 1 };
+        let roles = Av::default();
+        let shapes = Shapes { video, audio, tokens, appended: 0, roles, drawn: Av::both(true) };
         assert_eq!(sigmas(&config(&[list, diffusers]), &distilled, &shapes).expect("a schedule"), [0.9, 0.4, 0.0]);
     }
 
@@ -288,7 +295,7 @@ mod tests {
         let c = TransformerConfig { num_layers: 4, perturbed_attn: true, ..TransformerConfig::default() };
         let blocks = |c: &TransformerConfig, set: &[&str]| {
             let config = config(&[&["guidance.stg_blocks=[2]"], set].concat());
-            stg_blocks(&config, c, scales(&config)).map(|own| [own.video, own.audio])
+            stg_blocks(&config, c, &scales(&config).map(|own| vec![own])).map(|own| [own.video, own.audio])
         };
         let none = Vec::<usize>::new;
         let (video, audio) = (["guidance.video.stg=1", "guidance.audio.stg=0"], "guidance.audio.stg_blocks=[0, 3]");

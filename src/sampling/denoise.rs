@@ -2,14 +2,14 @@
 //!
 //! [`prepare`] runs once a request: what the transformer needs and no step changes (text keys and values, the
 //! modulation of every noise level). [`denoise`] is one `while` over the steps; the step range, the noise levels and
-//! the guidance scales are inputs, so that no change of them compiles anything, and a run in chunks gives the same
+//! the guidance of each step are inputs, so that no change of them compiles anything, and a run in chunks gives the same
 //! bits as a whole one.
 
 use super::MAX_STEPS;
-use super::guided::GuidedTransformer;
+use super::guided::{GuidedState, GuidedTransformer};
 use super::sampler::{Evaluation, StreamState, Tables};
 use super::shape::Latents;
-pub use super::shape::{AudioRole, DenoiseShape};
+pub use super::shape::{DenoiseShape, StreamRole};
 use crate::av::Av;
 use crate::hlo::{DType, Result, Type, Value};
 use crate::models::Network;
@@ -50,9 +50,11 @@ pub fn prepare(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Re
     };
     let own = shape.conditioned.map(|conditioned| if conditioned { &own } else { &scalar });
     let mut levels = own.map(|timestep| Levels { timestep, sigma: &scalar });
-    let clean = (!shape.denoised().audio).then(|| &scalar * 0.0);
+    let denoised = shape.denoised();
+    let clean = denoised.into_iter().any(|denoised| !denoised).then(|| &scalar * 0.0);
     if let Some(clean) = &clean {
-        levels.audio = Levels { timestep: clean, sigma: clean };
+        let frozen = levels.as_mut().zip(denoised).into_iter().filter(|(_, denoised)| !denoised);
+        frozen.for_each(|(level, _)| *level = Levels { timestep: clean, sigma: clean });
     }
     let modulation = modulation(&p, c, levels, shape.cross);
 
@@ -73,7 +75,7 @@ pub fn prepare(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Re
 /// The denoising loop.
 ///
 /// Inputs: `begin`, `end` (i32, evaluations), `sigmas [257]` (of each evaluation), `scales [2, 4]` (video, audio: cfg, stg,
-/// modality, rescale), `latents.video [b, n, c]` and `latents.audio [b, m, c]` (f32, donated), the RoPE tables and
+/// modality, rescale, then the guider's parameters), `latents.video [b, n, c]` and `latents.audio [b, m, c]` (f32, donated), the RoPE tables and
 /// [`prepare`]'s outputs. Outputs: `latents.video`, `latents.audio` after the evaluations `begin..end`.
 ///
 /// With several levels: `levels [k]`, and of conditioned streams `level.<stream> [b, n]` (i32) and `clean.<stream>
@@ -81,9 +83,13 @@ pub fn prepare(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Re
 /// part of the noise and come closer to the clean latents after each step (official code: the clean prediction of a token
 /// is formed with its own noise level, then blended).
 ///
-/// Sound that is not denoised is clean in every step, and left as it is.
+/// A stream that is not denoised is clean in every step, and left as it is.
 ///
 /// With keyframes: `keyframes.video [1, n]`, 1 for video tokens that stand for a single frame.
+///
+/// Guidance by step: `scales [257, 2, 4]`, and where steps run different branches `branch_sets [257]` (i32), the number of each
+/// evaluation's set; the forward pass is then a choice among the sets. Where a step takes over a prediction,
+/// `prediction.<stream>` is carried.
 ///
 /// As the [`Sampler`](super::Sampler) asks: `coefficients [257, k]`, and `noise.<stream> [noises, b, n, c]`, that of
 /// evaluations `begin..`; `<state>.<stream>` are carried as the latents are.
@@ -97,7 +103,7 @@ pub fn denoise(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Re
     let scalar = |name: &str| p.input(name, Type::scalar(DType::I32), &[]);
     let (begin, end) = (scalar("begin"), scalar("end"));
     let sigmas = p.input("sigmas", Type::new(DType::F32, vec![MAX_STEPS + 1]), &[Axis::Replicated]);
-    let scales = p.input("scales", Type::new(DType::F32, vec![2, 4]), &[Axis::Replicated; 2]);
+    let scales = shape.scales_input(&p);
     let latents = c.streams().zip(Av::NAMES).zip(shape.tokens).map(|((s, name), tokens)| Latents {
         name,
         content: [shape.batch, tokens, s.in_channels],
@@ -125,20 +131,23 @@ pub fn denoise(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Re
     let done = b.for_loop(&begin, &end, &carried, |step, carried| {
         let sigma = tables.levels.index(step);
         let carried = Av::in_turn(carried);
-        let clean = model.predict(step, &sigma, carried.as_ref().map(|own| own[0]));
+        let states = 1 + sampler.state().len();
+        let guided = carried.as_ref().map(|own| GuidedState { latents: own[0], carried: own[states..].to_vec() });
+        let (predictions, clean) = model.predict(step, &sigma, &guided);
         let _scope = b.scope("sampler");
         let at = Evaluation::new(step, &sigma, &begin, &tables);
-        let streams = model.streams.as_ref().zip(noise.as_ref()).zip(clean.as_ref());
-        let next =
-            streams.zip(latents.zip(denoised)).zip(carried).map(|((((s, noise), clean), (l, denoised)), own)| {
-                if !denoised {
-                    return own.into_iter().cloned().collect();
-                }
-                let (latents, state, condition) = (own[0], own[1..].to_vec(), s.condition.as_ref());
-                let state = StreamState { latents, state, clean, noise: noise.as_ref(), condition };
-                let next = sampler.step(&at, &state);
-                next.iter().map(|x| p.place("latents", x, &l.axes)).collect::<Vec<_>>()
-            });
+        let streams = model.streams.as_ref().zip(noise.as_ref()).zip(predictions.as_ref().zip(clean.as_ref()));
+        let next = streams.zip(latents.zip(denoised)).zip(carried);
+        let next = next.map(|((((s, noise), (prediction, clean)), (l, denoised)), own)| {
+            if !denoised {
+                return own.into_iter().cloned().collect();
+            }
+            let (latents, state, condition) = (own[0], own[1..states].to_vec(), s.condition.as_ref());
+            let (negative, noise) = (prediction.negative.as_ref(), noise.as_ref());
+            let state = StreamState { latents, state, clean, negative, noise, condition };
+            let next = sampler.step(&at, &state).into_iter().chain(model.carried(prediction));
+            next.map(|x| p.place("latents", &x, &l.axes)).collect::<Vec<_>>()
+        });
         (0..kinds.len()).flat_map(|kind| next.as_ref().map(|next| next[kind].clone())).collect()
     });
     let mut results = Vec::new();

@@ -1,14 +1,15 @@
 //! The clean predictions of a step: the transformer on all branches, then guidance.
 
 use super::MAX_STEPS;
+use super::branch_rows::BranchRows;
 use super::condition::ConditionInputs;
-use super::guidance::{Branch, Counted, combine};
-use super::shape::{AudioRole, DenoiseShape, Latents};
+use super::guidance::{Counted, Guidance, combine};
+use super::guidance_steps::BranchSet;
+use super::shape::{DenoiseShape, Latents};
 use crate::av::Av;
 use crate::hlo::{DType, Type, Value};
 use crate::models::transformer::{
-    ForwardInputs, Isolation, Perturbation, StreamInputs, StreamModulation, TextContext, TransformerConfig,
-    at_noise_level, forward, tables,
+    ForwardInputs, StreamInputs, StreamModulation, TextContext, TransformerConfig, at_noise_level, forward, tables,
 };
 use crate::nn::{Axis, Params, Rope, padding_mask};
 
@@ -30,12 +31,12 @@ pub(super) struct GuidedTransformer<'a> {
     p: &'a Params,
     c: &'a TransformerConfig,
     shape: &'a DenoiseShape,
-    /// Branches, padding included.
-    branches: usize,
+    /// All branches that any step runs.
+    rows: BranchRows,
     pub(crate) streams: Av<GuidedStream>,
     keyframes: Option<Value>,
-    perturbation: Option<Perturbation>,
-    isolation: Isolation,
+    /// Number of each step's set of branches `[257]`, i32, where steps differ.
+    sets: Option<Value>,
 }
 
 /// One stream's step-invariant inputs.
@@ -43,7 +44,7 @@ pub(super) struct GuidedStream {
     sequence: Axis,
     /// Latent tokens, padding excluded.
     tokens: usize,
-    /// Guidance scales `[2, 4]`, of which this stream's are row `row`.
+    /// Guidance scales `[2, k]`, or of each step, of which this stream's are row `row`.
     scales: Value,
     row: usize,
     pub(crate) condition: Option<ConditionInputs>,
@@ -53,6 +54,25 @@ pub(super) struct GuidedStream {
     /// Modulation of every step, behind a leading dimension.
     modulation: StreamModulation,
     context: TextContext,
+}
+
+/// A stream at a step, as guidance reads it.
+#[derive(Clone)]
+pub(super) struct GuidedState<'a> {
+    /// Latents `[b, n, c]`, f32.
+    pub(crate) latents: &'a Value,
+    /// Tensors that guidance carries, by `DenoiseShape::guidance_state`.
+    pub(crate) carried: Vec<&'a Value>,
+}
+
+/// A stream's prediction of the clean latents, `[b, n, c]`, f32.
+pub(super) struct Prediction {
+    /// Guided, conditions not yet in their place.
+    guided: Value,
+    /// On the negative prompt, where the sampler reads it.
+    pub(crate) negative: Option<Value>,
+    /// The guider's next state.
+    guider: Option<Value>,
 }
 
 impl<'a> GuidedTransformer<'a> {
@@ -66,8 +86,7 @@ impl<'a> GuidedTransformer<'a> {
         carried: Av<&Value>,
     ) -> Self {
         let condition = conditions(p, shape, latents);
-        let branches = Type::new(DType::F32, [shape.branches.len()]);
-        let branches = p.layout().padded(&p.activation("branches"), &branches, &[Axis::Branch]).dims[0];
+        let branches = BranchRows::padded(p, shape.branches.len());
         let videos = carried.video.dim(0);
         let counted = latents.zip(carried).map(|(l, x)| Counted::new(p.builder(), x, l.content));
         let keyframes = shape.keyframes.then(|| {
@@ -85,39 +104,104 @@ impl<'a> GuidedTransformer<'a> {
         });
         let context = c.streams().zip(Av::NAMES);
         let context = context.map(|(s, name)| TextContext::input(p, c, &s, name, [videos * branches, shape.text]));
-        let (perturbation, isolation) = branch_masks(p, shape, branches, videos);
+        let sets = (!shape.sets.is_empty())
+            .then(|| p.input("branch_sets", Type::new(DType::I32, [MAX_STEPS + 1]), &[Axis::Replicated]));
+        let rows = BranchRows::all(p, shape, videos);
         let own = latents.zip(Av { video: 0, audio: 1 }).zip(condition.zip(counted));
         let streams = own.zip(rope.zip(cross_rope)).zip(modulation.zip(context));
         let streams = streams.map(|((((l, row), (condition, counted)), (rope, cross_rope)), (modulation, context))| {
             let (sequence, tokens, scales) = (l.axes[1], l.content[1], scales.clone());
             GuidedStream { sequence, tokens, scales, row, condition, counted, rope, cross_rope, modulation, context }
         });
-        GuidedTransformer { p, c, shape, branches, streams, keyframes, perturbation, isolation }
+        GuidedTransformer { p, c, shape, rows, streams, keyframes, sets }
     }
 
-    /// The guided clean predictions at the latents of a step.
-    pub(crate) fn predict(&self, step: &Value, sigma: &Value, latents: Av<&Value>) -> Av<Value> {
-        let streams = self.streams.as_ref().zip(latents);
-        let inputs = streams.map(|(s, x)| self.stream_inputs(s, x, step));
-        let tokens = streams.map(|(s, x)| self.of_rows(&x.to(self.p.dtype()), s.sequence));
+    /// The predictions of a step, and for each stream the clean latents that follow, conditions in their place.
+    pub(crate) fn predict(&self, step: &Value, sigma: &Value, states: &Av<GuidedState>) -> (Av<Prediction>, Av<Value>) {
+        let Some(sets) = &self.sets else {
+            let velocity = self.velocity(&self.rows, Av::both(true), step, states);
+            let _scope = self.p.builder().scope("sampler");
+            let both = self.streams.as_ref().zip(states.as_ref()).zip(velocity).map(|((s, state), velocity)| {
+                let prediction = self.guided(s, &self.rows, step, state, &velocity, sigma);
+                let clean = s.clean(&prediction);
+                (prediction, clean)
+            });
+            let (video, audio) = (both.video, both.audio);
+            return (Av { video: video.0, audio: audio.0 }, Av { video: video.1, audio: audio.1 });
+        };
+        let b = self.p.builder();
+        let results = b.case(&sets.index(step), self.shape.sets.len(), |k| {
+            let predicted = self.predict_set(&self.shape.sets[k], step, sigma, states);
+            predicted.into_iter().flat_map(|own| [Some(own.guided), own.negative, own.guider]).flatten().collect()
+        });
+        let mut results = results.into_iter();
+        let (negative, guider) = (self.shape.sampler.reads_negative(), !self.shape.guider.state().is_empty());
+        // Where the program is faulty there are none; its first error is kept.
+        let missing = || states.video.latents.clone();
+        let mut next = || results.next().unwrap_or_else(missing);
+        let predictions = Av::NAMES.map(|_| Prediction {
+            guided: next(),
+            negative: negative.then(&mut next),
+            guider: guider.then(&mut next),
+        });
+        let clean = self.streams.as_ref().zip(predictions.as_ref()).map(|(s, prediction)| s.clean(prediction));
+        (predictions, clean)
+    }
+
+    /// Next values of what guidance carries for a stream.
+    pub(crate) fn carried(&self, prediction: &Prediction) -> Vec<Value> {
+        let taken_over = self.shape.takes_over().then(|| prediction.guided.clone());
+        prediction.guider.clone().into_iter().chain(taken_over).collect()
+    }
+
+    /// The predictions of a set of branches; of a stream that it does not predict, the one that it takes over.
+    fn predict_set(&self, set: &BranchSet, step: &Value, sigma: &Value, states: &Av<GuidedState>) -> Av<Prediction> {
+        let taken_over = |state: &GuidedState| Prediction {
+            guided: (*state.carried.last().unwrap_or(&state.latents)).clone(),
+            negative: self.shape.sampler.reads_negative().then(|| state.latents.clone()),
+            guider: self.guider_state(state).cloned(),
+        };
+        if set.branches.is_empty() {
+            return states.as_ref().map(taken_over);
+        }
+        let rows = BranchRows::of_set(self.p, self.shape, set, states.video.latents.dim(0));
+        let velocity = self.velocity(&rows, set.predicted, step, states);
+        let _scope = self.p.builder().scope("sampler");
+        let streams = self.streams.as_ref().zip(states.as_ref()).zip(velocity).zip(set.predicted);
+        streams.map(|(((s, state), velocity), predicted)| match predicted {
+            true => self.guided(s, &rows, step, state, &velocity, sigma),
+            false => taken_over(state),
+        })
+    }
+
+    fn guider_state<'s>(&self, state: &GuidedState<'s>) -> Option<&'s Value> {
+        let first = state.carried.first().copied();
+        first.filter(|_| !self.shape.guider.state().is_empty())
+    }
+
+    /// The branches' velocities of both streams.
+    fn velocity(&self, rows: &BranchRows, updated: Av<bool>, step: &Value, states: &Av<GuidedState>) -> Av<Value> {
+        let streams = self.streams.as_ref().zip(states.as_ref());
+        let inputs = streams.map(|(s, state)| self.stream_inputs(s, rows, state.latents, step));
+        let tokens = streams.map(|(s, state)| rows.spread(self.p, &state.latents.to(self.p.dtype()), s.sequence));
+        let context = self.streams.as_ref().map(|s| rows.context(self.p, &s.context));
         let inputs = ForwardInputs {
             tokens: tokens.as_ref(),
-            context: self.streams.as_ref().map(|s| &s.context),
+            context: context.as_ref(),
             streams: inputs.as_ref(),
             keyframes: self.keyframes.as_ref(),
-            perturbation: self.perturbation.as_ref(),
-            isolation: &self.isolation,
+            perturbation: rows.perturbation.as_ref(),
+            isolation: &rows.isolation,
+            updated,
         };
-        let velocity = forward(self.p, self.c, &inputs);
-        let _scope = self.p.builder().scope("sampler");
-        streams.zip(velocity).map(|((s, x), velocity)| self.guided(s, x, &velocity, sigma))
+        forward(self.p, self.c, &inputs)
     }
 
-    fn stream_inputs(&self, s: &GuidedStream, latents: &Value, step: &Value) -> StreamInputs {
+    fn stream_inputs(&self, s: &GuidedStream, rows: &BranchRows, latents: &Value, step: &Value) -> StreamInputs {
         let b = self.p.builder();
         StreamInputs {
             modulation: s.modulation.map(|table| table.index(step).unsqueeze(0)),
-            noise_level_index: s.condition.as_ref().map(|c| self.of_rows(&c.noise_level_index, s.sequence)),
+            noise_level_index: s.condition.as_ref().map(|c| rows.spread(self.p, &c.noise_level_index, s.sequence)),
             rope: s.rope.clone(),
             cross_rope: s.cross_rope.clone(),
             text_mask: padding_mask(b, s.context.tokens(), self.shape.text),
@@ -126,53 +210,44 @@ impl<'a> GuidedTransformer<'a> {
         }
     }
 
-    /// `[b, n, …]` of each video as its branches see it, `[rows, n, …]`.
-    fn of_rows(&self, x: &Value, sequence: Axis) -> Value {
-        let (videos, rest) = (x.dim(0), &x.dims()[1..]);
-        let each = x.unsqueeze(1).broadcast_to(&[&[videos, self.branches], rest].concat());
-        let axes = [&[Axis::Batch, Axis::Branch, sequence][..], &vec![Axis::Replicated; rest.len() - 1]].concat();
-        let each = self.p.place("branches", &each, &axes);
-        let x = each.reshape([&[videos * self.branches], rest].concat());
-        self.p.place("rows", &x, &[&[Axis::CfgBatch][..], &axes[2..]].concat())
-    }
-
-    /// A stream's guided clean prediction from the branches' velocities.
-    fn guided(&self, s: &GuidedStream, x: &Value, velocity: &Value, sigma: &Value) -> Value {
+    /// A stream's guided prediction from the branches' velocities.
+    fn guided(
+        &self,
+        s: &GuidedStream,
+        rows: &BranchRows,
+        step: &Value,
+        state: &GuidedState,
+        velocity: &Value,
+        sigma: &Value,
+    ) -> Prediction {
+        let x = state.latents;
         // Each branch's clean prediction is formed where its velocity is, then gathered without any weight.
-        let dims = vec![x.dim(0), self.branches, x.dim(1), x.dim(2)];
+        let dims = vec![x.dim(0), rows.count, x.dim(1), x.dim(2)];
         let placed = |x: &Value, branch: Axis| {
             self.p.place("predictions", x, &[Axis::Batch, branch, s.sequence, Axis::Replicated])
         };
         let velocity = placed(&velocity.to(DType::F32).reshape(dims), Axis::Branch);
-        let step = match &s.condition {
+        let change = match &s.condition {
             None => velocity * sigma,
             Some(condition) => velocity * (&condition.denoise_mask * sigma).unsqueeze(1),
         };
-        let predictions = placed(&(x.unsqueeze(1) - step), Axis::Branch);
+        let predictions = placed(&(x.unsqueeze(1) - change), Axis::Branch);
         let everywhere = placed(&predictions, Axis::Replicated);
-        let branches = &self.shape.branches;
-        let predictions: Vec<Value> = (0..branches.len()).map(|k| everywhere.at(1, k)).collect();
-        let clean = combine(branches, &predictions, &s.scales.at(0, s.row), self.shape.rescale, &s.counted);
-        s.condition.as_ref().map_or(clean.clone(), |condition| condition.apply(&clean))
+        let predictions: Vec<Value> = (0..rows.branches.len()).map(|k| everywhere.at(1, k)).collect();
+        let scales = if self.shape.scales_by_step { s.scales.index(step) } else { s.scales.clone() };
+        let (guider, rescale, counted) = (self.shape.guider, self.shape.rescale, &s.counted);
+        let guidance = Guidance { branches: &rows.branches, guider, rescale, counted };
+        let before = self.guider_state(state);
+        let (guided, guider) = combine(&guidance, &predictions, &scales.at(0, s.row), before);
+        let negative = self.shape.sampler.reads_negative().then(|| rows.negative(&predictions).clone());
+        Prediction { guided, negative, guider }
     }
 }
 
-/// Masks by row of the branches that differ in more than their text, for `videos` times `branches` rows.
-fn branch_masks(p: &Params, shape: &DenoiseShape, branches: usize, videos: usize) -> (Option<Perturbation>, Isolation) {
-    let mask = |branch: Branch, dims: &[usize]| {
-        let each = (0..branches).map(|i| i32::from(shape.branches.get(i) != Some(&branch)));
-        let rows: Vec<i32> = (0..videos).flat_map(|_| each.clone()).collect();
-        let dims: Vec<usize> = std::iter::once(rows.len()).chain(dims.iter().copied()).collect();
-        p.builder().vector_i32(&rows).to(DType::F32).reshape(dims)
-    };
-    let perturbation = shape
-        .branches
-        .contains(&Branch::Perturbed)
-        .then(|| Perturbation { stg_mask: mask(Branch::Perturbed, &[1, 1, 1]), layers: shape.stg_blocks.clone() });
-    let isolation = match shape.branches.contains(&Branch::Isolated) {
-        _ if shape.audio == AudioRole::Absent => Isolation::All,
-        true => Isolation::Masked(mask(Branch::Isolated, &[1, 1])),
-        false => Isolation::None,
-    };
-    (perturbation, isolation)
+impl GuidedStream {
+    /// The clean latents of a prediction, conditions in their place.
+    fn clean(&self, prediction: &Prediction) -> Value {
+        let guided = &prediction.guided;
+        self.condition.as_ref().map_or(guided.clone(), |condition| condition.apply(guided))
+    }
 }

@@ -1,18 +1,25 @@
 //! Noise, schedules, guidance and the denoising loop.
 
+mod branch_rows;
 mod condition;
+mod counted;
 pub mod denoise;
 mod error;
 pub mod guidance;
+mod guidance_steps;
 mod guided;
+pub mod guiders;
 pub(crate) mod latents;
 pub(crate) mod noise;
 mod sampler;
 mod samplers;
+pub mod schedules;
 mod shape;
 pub mod sigmas;
 
 pub use error::SamplingError;
+pub(crate) use guidance_steps::GuidancePlan;
+pub use guidance_steps::{BranchSet, GuidanceSteps, SigmaGuidance};
 pub use noise::TorchRng;
 pub use sampler::{AnySampler, Evaluation, Sampler, Schedule, StepNoise, StreamState};
 pub use samplers::*;

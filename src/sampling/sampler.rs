@@ -42,9 +42,15 @@ pub trait Sampler: Debug + Send + Sync {
     /// Evaluations of a call of the loop, each with noise of its own. 1: each call has one evaluation, which draws once; 2:
     /// a call has two, and the generator makes the noise of both. 0: steps take no noise.
     ///
-    /// `RunOptions::chunk` sets the length of a call only where there is neither noise nor [`Sampler::state`].
+    /// `RunOptions::chunk` sets the length of a call only where there is neither noise nor [`Sampler::state`], nor steps that take
+    /// over a prediction.
     fn noises(&self) -> usize {
         0
+    }
+
+    /// Whether steps read [`StreamState::negative`]. Its guidance branch then runs at every step, whatever the scales.
+    fn reads_negative(&self) -> bool {
+        false
     }
 
     /// Generator of a pass' noise for the video of `seed`. Only called where [`Sampler::noises`] is not 0. The noise that
@@ -145,6 +151,7 @@ pub struct StreamState<'a> {
     pub state: Vec<&'a Value>,
     /// Guided prediction of the clean latents, conditions in their place.
     pub clean: &'a Value,
+    pub(super) negative: Option<&'a Value>,
     pub(super) noise: Option<&'a Value>,
     pub(super) condition: Option<&'a ConditionInputs>,
 }
@@ -154,6 +161,12 @@ impl StreamState<'_> {
     pub fn noise(&self, at: &Evaluation) -> Value {
         let all = self.noise.expect("declared for samplers that take noise");
         all.index(&(at.index - at.begin))
+    }
+
+    /// Prediction of the clean latents on the negative prompt `[b, n, c]`, f32, as the model makes it: conditions are not put in
+    /// their place. Only of samplers that [read](Sampler::reads_negative) it.
+    pub fn negative(&self) -> &Value {
+        self.negative.expect("its branch runs for samplers that read it")
     }
 
     /// `x` with the clean latents of conditioned tokens in their place, as far as their strength goes; `None` where the

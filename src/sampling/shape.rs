@@ -1,6 +1,9 @@
 //! Sizes and choices of the denoising loop's programs.
 
+use super::MAX_STEPS;
 use super::guidance::{Branch, RescaleScope};
+use super::guidance_steps::BranchSet;
+use super::guiders::GuiderKind;
 use super::sampler::AnySampler;
 use super::samplers::Euler;
 use crate::av::Av;
@@ -8,15 +11,18 @@ use crate::hlo::{DType, Type, Value};
 use crate::models::transformer::CrossTimestep;
 use crate::nn::{Axis, Params};
 
-/// Part of the sound in a pass.
+/// Name of the guided prediction that steps take over.
+const TAKEN_OVER: &str = "prediction";
+
+/// Role of a stream in a pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum AudioRole {
-    /// Denoised with the video.
+pub enum StreamRole {
+    /// Denoised: its latents change from step to step.
     #[default]
     Denoised,
-    /// Known and kept as it is: the video attends to it.
+    /// Frozen: known, clean at every step and left as it is; the other stream attends to it.
     Kept,
-    /// None: the video attends to no sound.
+    /// None: the other stream attends to nothing.
     Absent,
 }
 
@@ -25,8 +31,14 @@ pub enum AudioRole {
 pub struct DenoiseShape {
     /// Videos denoised together.
     pub(crate) batch: usize,
-    /// Predictions a step, the conditional one first.
+    /// Predictions a step, the conditional one first; where steps differ, those of all.
     pub(crate) branches: Vec<Branch>,
+    /// The different sets of branches that steps run; none where all run the same.
+    pub(crate) sets: Vec<BranchSet>,
+    /// Whether each step has scales of its own.
+    pub(crate) scales_by_step: bool,
+    /// Makes the term of the negative prompt.
+    pub(crate) guider: GuiderKind,
     /// Latent tokens.
     pub(crate) tokens: Av<usize>,
     /// Text tokens.
@@ -43,8 +55,8 @@ pub struct DenoiseShape {
     pub(crate) conditioned: Av<bool>,
     /// Whether the loop has a mask of the video tokens that are a single frame each.
     pub keyframes: bool,
-    /// Whether sound is made with the video.
-    pub(crate) audio: AudioRole,
+    /// Role of each stream.
+    pub(crate) roles: Av<StreamRole>,
     /// Noise level that the attention between the streams sees.
     pub(crate) cross: CrossTimestep,
     pub(crate) sampler: AnySampler,
@@ -56,6 +68,9 @@ impl DenoiseShape {
         DenoiseShape {
             batch: 1,
             branches,
+            sets: Vec::new(),
+            scales_by_step: false,
+            guider: GuiderKind::Cfg,
             tokens,
             text,
             text_channels,
@@ -64,7 +79,7 @@ impl DenoiseShape {
             levels: 1,
             conditioned: Av::default(),
             keyframes: false,
-            audio: AudioRole::Denoised,
+            roles: Av::default(),
             cross: CrossTimestep::Own,
             sampler: Euler.into(),
         }
@@ -83,12 +98,31 @@ impl DenoiseShape {
 
     /// Streams whose latents change.
     pub(super) fn denoised(&self) -> Av<bool> {
-        Av { video: true, audio: self.audio == AudioRole::Denoised }
+        self.roles.map(|role| role == StreamRole::Denoised)
     }
 
     /// Names of the tensors that the loop carries for each stream.
     pub(crate) fn carried(&self) -> impl Iterator<Item = &str> {
-        std::iter::once("latents").chain(self.sampler.state().iter().copied())
+        std::iter::once("latents").chain(self.sampler.state().iter().copied()).chain(self.guidance_state())
+    }
+
+    /// Those of them that are guidance's: the guider's, and the last prediction, where steps take it over.
+    pub(super) fn guidance_state(&self) -> impl Iterator<Item = &str> {
+        let takes_over = self.takes_over().then_some(TAKEN_OVER);
+        self.guider.state().iter().copied().chain(takes_over)
+    }
+
+    /// Whether steps take over the prediction of an earlier one.
+    pub(super) fn takes_over(&self) -> bool {
+        self.sets.iter().any(|set| set.predicted != Av::both(true))
+    }
+
+    /// Declares the guidance scales, and behind them the guider's parameters: `scales [2, 4]`, or of each step.
+    pub(super) fn scales_input(&self, p: &Params) -> Value {
+        let own = [2, 4 + self.guider.parameters()];
+        let dims = if self.scales_by_step { vec![MAX_STEPS + 1, own[0], own[1]] } else { own.to_vec() };
+        let axes = vec![Axis::Replicated; dims.len()];
+        p.input("scales", Type::new(DType::F32, dims), &axes)
     }
 
     /// Declares the parts of a step's noise level, `levels [k]`, where there are several.

@@ -172,6 +172,17 @@ fn cases() -> Vec<Case> {
     ] {
         all.push(Case::new("ltx2_3", CUDA).set(key, value));
     }
+    // Guidance by step: of looped and of unrolled blocks, over several devices; guiders and samplers.
+    let levels = "[{sigma: 1.0}, {sigma: 0.5, stg: 0, cfg: 1}]";
+    all.push(Case::new("ltx2_3", CUDA).set("guidance.video.by_sigma", levels));
+    all.push(
+        Case::new("ltx2", V5P).set("guidance.video.skip", "1").set("layout", "cfg-ulysses").on("cfg=2,context=4", 8),
+    );
+    all.push(Case::new("ltx2", CPU).set("guidance.video.skip", "1").set("guidance.audio.skip", "0"));
+    for kind in ["gradient_estimation", "euler_ancestral_cfg_pp"] {
+        all.push(Case::new("ltx2", CPU).set("sampler.kind", kind));
+    }
+    all.push(Case::new("ltx2", CPU).set("guidance.kind", "legacy_apg"));
     // Integers, of blocks that are looped and of blocks that are not.
     for platform in [V5P, CUDA, CPU] {
         for activations in ["bf16", "int8"] {

@@ -17,7 +17,8 @@ use ltx2::nn::{Axis, Build, Heads, Params, Rope};
 use ltx2::pipeline::executor::{Executor, Inputs};
 use ltx2::pjrt::Client;
 use ltx2::runtime::{Engine, Outputs};
-use ltx2::sampling::guidance::{Branch, Counted, RescaleScope, combine};
+use ltx2::sampling::guidance::{Branch, Counted, Guidance, RescaleScope, combine};
+use ltx2::sampling::guiders::GuiderKind;
 use ltx2::tensor::Tensor;
 use ltx2::weights::{Component, ModelSource, Overrides};
 use ndarray::{Array1, Array3, Array4, ArrayD, Ix4, s};
@@ -178,8 +179,13 @@ fn one_block_agrees_with_the_reference() {
         let number = case.scalars["block"].as_u64().expect("a number");
         let at = p.pp("transformer_blocks").pp(number);
         let isolation = &Isolation::None;
-        let inputs =
-            BlockInputs { streams: streams.as_ref(), context: context.as_ref(), stg_mask: Av::default(), isolation };
+        let inputs = BlockInputs {
+            streams: streams.as_ref(),
+            context: context.as_ref(),
+            stg_mask: Av::default(),
+            isolation,
+            updated: Av::both(true),
+        };
         let Av { video: v, audio: a } = block(&at, c, hidden, &inputs);
         let network = Network::finish(&p, vec![whole(&p, "video", &v), whole(&p, "audio", &a)]).expect("builds");
         let outputs = run(&mut tiny.executor, &network, &case);
@@ -218,7 +224,9 @@ fn guidance_and_the_euler_step_are_the_reference_s() {
         let row = p.builder().constant(&[scales.len()], &scales);
         let dims = [x.dim(0), x.dim(1), x.dim(2)];
         let counted = Counted::new(p.builder(), &x, dims);
-        let clean = combine(&branches, &predictions, &row, RescaleScope::PerSample, &counted);
+        let (guider, rescale) = (GuiderKind::Cfg, RescaleScope::PerSample);
+        let guidance = Guidance { branches: &branches, guider, rescale, counted: &counted };
+        let (clean, _) = combine(&guidance, &predictions, &row, None);
         let velocity = (&x - &clean) / &sigma;
         let stepped = &x + &velocity * (&next - &sigma);
         for (name, y) in [("x0", clean), ("velocity", velocity), ("latents", stepped)] {
@@ -259,7 +267,10 @@ fn what_fills_up_a_tensor_does_not_count_in_guidance() {
         let scales = b.constant(&[4], &[3.0f32, 0.0, 1.0, 0.7]);
         let counted = Counted::new(&b, &predictions[0], content);
         let branches = [Branch::Conditional, Branch::Negative];
-        let y = scopes.map(|(name, scope)| (name, combine(&branches, &predictions, &scales, scope, &counted)));
+        let y = scopes.map(|(name, rescale)| {
+            let guidance = Guidance { branches: &branches, guider: GuiderKind::Cfg, rescale, counted: &counted };
+            (name, combine(&guidance, &predictions, &scales, None).0)
+        });
         let program = b.finish(&y.each_ref().map(|(name, y)| (*name, y))).expect("builds");
         let executable = engine.compile("guidance", &program).expect("compiles");
         let upload = |name: &str, of: &dyn Fn((usize, usize, usize)) -> f32| {

@@ -17,6 +17,7 @@ mod fuzz_regression;
 mod fuzz_seeds;
 mod gather;
 mod gemma4;
+mod guidance_steps;
 mod images;
 mod kernels;
 mod keyframes;

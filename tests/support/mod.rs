@@ -42,8 +42,9 @@ use ltx2::pjrt::discover::{self, Platform};
 use ltx2::pjrt::{Client, ClientOptions, CpuOptions, OptionValue, Plugin};
 use ltx2::runtime::{Engine, EngineOptions};
 use ltx2::sampling::Euler;
-use ltx2::sampling::denoise::{AudioRole, DenoiseShape, denoise, prepare};
+use ltx2::sampling::denoise::{DenoiseShape, denoise, prepare};
 use ltx2::sampling::guidance::{Branch, RescaleScope, Scales};
+use ltx2::sampling::guiders::Guider;
 use ltx2::sampling::sigmas;
 use ltx2::tensor::Tensor;
 use ltx2::weights::Checkpoint;
@@ -391,6 +392,8 @@ pub fn request(case: &Case, models: &Model) -> Request {
         noise_order: NoiseOrder::Latents,
         sigmas: sigmas.expect("a schedule"),
         scales: Av::NAMES.map(scales),
+        guidance_steps: Av::default(),
+        guider: Guider::default(),
         stg_blocks: Av::both(
             s.get("stg_blocks").map_or(vec![], |b| serde_json::from_value(b.clone()).expect("numbers")),
         ),
@@ -400,7 +403,8 @@ pub fn request(case: &Case, models: &Model) -> Request {
         cross: CrossTimestep::GateOnly,
         first_frame_marker: true,
         noising: Noising::Latents,
-        audio: AudioRole::Denoised,
+        roles: Av::default(),
+        draws_kept: false,
         positions: DType::F32,
         conditions: Default::default(),
         dfr: None,

@@ -11,10 +11,9 @@ use ltx2::pipeline::executor::{Executor, Inputs};
 use ltx2::pipeline::model::Model;
 use ltx2::request::{Condition, Request, Shapes};
 use ltx2::sampling::denoise::{DenoiseShape, denoise, prepare};
-use ltx2::sampling::guidance::Scales;
 use ltx2::tensor::Tensor;
 use ltx2::weights::{Component, ModelSource};
-use ndarray::{Array1, Array2, ArrayD, arr0, arr2};
+use ndarray::{Array1, Array2, ArrayD, arr0};
 
 /// Noise levels that a program's table holds.
 const TABLE: usize = 257;
@@ -78,15 +77,13 @@ impl<'a> Pass<'a> {
     }
 
     fn input(&self, name: &str, dims: &[usize]) -> Tensor {
-        let Request { sigmas, scales, .. } = self.request;
+        let sigmas = &self.request.sigmas;
         match name {
             "begin" => arr0(0).into(),
             "end" => arr0(sigmas.len() as i32 - 1).into(),
             "sigmas" => Array1::from_shape_fn(TABLE, |i| sigmas.get(i).copied().unwrap_or(0.0)).into(),
-            "scales" => {
-                let rows = scales.map(Scales::row);
-                arr2(&[rows.video, rows.audio]).into()
-            }
+            "scales" => self.request.guidance_tables().scales.into(),
+            "branch_sets" => self.request.guidance_tables().sets.expect("sets of branches").into(),
             "levels" => Array1::from(self.levels()).into(),
             "level.video" => {
                 // The first frame follows an image; those behind the last are the conditions' own.

@@ -44,7 +44,7 @@ pub struct Value {
 }
 
 /// A block of operations being written. A `while` region passes every value it uses from outside through the loop's
-/// carry, as XLA wants it, and a manual computation takes such values as operands; a function may not use any.
+/// carry, as XLA wants it, and a manual computation takes such values as operands; a `case` sees them; a function may not use any.
 pub(super) struct Region {
     pub id: usize,
     pub kind: RegionKind,
@@ -58,6 +58,8 @@ pub(super) enum RegionKind {
     Loop { captures: Captures },
     /// A manual computation's body: outer values are captured as replicated operands.
     Manual { captures: Captures },
+    /// A body of a `case`: sees the values around it under their own names.
+    Choice,
 }
 
 /// Outer values with their names inside a region.
@@ -66,7 +68,7 @@ pub(super) type Captures = Vec<(Value, Rc<str>)>;
 impl RegionKind {
     fn captures(&self) -> Option<&Captures> {
         match self {
-            RegionKind::Isolated => None,
+            RegionKind::Isolated | RegionKind::Choice => None,
             RegionKind::Loop { captures } | RegionKind::Manual { captures } => Some(captures),
         }
     }
@@ -229,6 +231,10 @@ impl Builder {
         let region = &s.regions[level];
         if region.id == v.region {
             return v.name.clone();
+        }
+        if matches!(region.kind, RegionKind::Choice) && level > 0 {
+            drop(s);
+            return self.resolve(v, level - 1);
         }
         // `main`'s arguments may be declared while a function is being written, but not be seen from inside it.
         let known = region.kind.captures().map(|c| c.iter().find(|(o, _)| o.region == v.region && o.name == v.name));

@@ -39,6 +39,32 @@ fn nested_loops_capture_through_both() {
 }
 
 #[test]
+fn a_choice_sees_the_loop_around_it_and_counts_its_largest_body() {
+    let b = builder();
+    let (x, w) = (arg(&b, "x", F32, &[2, 2]), arg(&b, "w", F32, &[2, 2]));
+    let which = arg(&b, "which", I32, &[4]);
+    let y = b.for_loop(&b.scalar(0.0, I32), &b.scalar(4.0, I32), &[x], |i, carried| {
+        let product = |x: &Value| b.einsum("bi,oi->bo", x, &w, F32);
+        b.case(&which.index(i), 3, |k| vec![(0..k).fold(carried[0].clone(), |x, _| product(&x))])
+    });
+    let program = b.finish(&[("y", &y[0])]).expect("builds");
+    insta::assert_snapshot!(program.text);
+    assert_eq!(program.dot_flops, 2.0 * 16.0);
+}
+
+#[test]
+fn bodies_of_a_choice_return_the_same_types() {
+    let b = builder();
+    let x = arg(&b, "x", F32, &[2, 2]);
+    let y = b.case(&b.scalar(0.0, I32), 2, |k| vec![if k == 0 { x.clone() } else { x.at(0, 0) }]);
+    let e = b.finish(&[("y", &y[0])]).expect_err("other types");
+    assert_eq!((e.op, &e.message[..]), ("case", "body 1 returns tensor<2xf32>, body 0 tensor<2x2xf32>"));
+    let wide = builder();
+    let none = wide.case(&arg(&wide, "i", F32, &[]), 2, |_| Vec::new());
+    assert_eq!((none.len(), wide.finish(&[]).expect_err("not an integer").op), (0, "case"));
+}
+
+#[test]
 fn a_wrong_shape_names_operation_scope_and_both_shapes() {
     let b = builder();
     let (x, y) = (arg(&b, "x", F32, &[2, 3]), arg(&b, "y", F32, &[2, 4]));

@@ -58,20 +58,25 @@ pub struct BlockInputs<'a> {
     pub stg_mask: Av<Option<&'a Value>>,
     /// Batch entries whose streams do not attend to each other.
     pub isolation: &'a Isolation,
+    /// Streams whose hidden states the block updates.
+    pub updated: Av<bool>,
 }
 
 /// A block: hidden states, each `[b, n, width]`, to the next.
 pub fn block(p: &Params, c: &TransformerConfig, hidden: Av<Value>, inputs: &BlockInputs) -> Av<Value> {
-    let streams = c.streams().zip(inputs.streams).map(|(s, inputs)| StreamBlock::new(p, c, s, inputs));
+    let streams = c.streams().zip(inputs.streams).zip(inputs.updated);
+    let streams = streams.map(|((s, inputs), updated)| StreamBlock::new(p, c, s, inputs, updated));
     let streams = streams.as_ref();
-    let hidden = streams.zip(hidden).zip(inputs.stg_mask).map(|((s, x), stg_mask)| s.self_attention(&x, stg_mask));
-    let hidden = streams.zip(hidden).zip(inputs.context).map(|((s, x), context)| s.text_attention(&x, context));
+    let attended = streams.zip(hidden).zip(inputs.stg_mask);
+    let hidden = attended.map(|((s, x), stg_mask)| s.update(x, |x| s.self_attention(x, stg_mask)));
+    let attended = streams.zip(hidden).zip(inputs.context);
+    let hidden = attended.map(|((s, x), context)| s.update(x, |x| s.text_attention(x, context)));
     let hidden = match inputs.isolation {
         Isolation::All => hidden,
         Isolation::None => cross_modal(streams, hidden, None),
         Isolation::Masked(mask) => cross_modal(streams, hidden, Some(mask)),
     };
-    streams.zip(hidden).map(|(s, x)| s.feed_forward(&x))
+    streams.zip(hidden).map(|(s, x)| s.update(x, |x| s.feed_forward(x)))
 }
 
 /// One stream's part of a block.
@@ -80,17 +85,23 @@ struct StreamBlock<'a> {
     c: &'a TransformerConfig,
     s: Stream,
     inputs: &'a StreamInputs,
+    updated: bool,
     self_ada: Ada,
     ff_ada: Ada,
     text_ada: Option<Ada>,
 }
 
 impl<'a> StreamBlock<'a> {
-    fn new(p: &'a Params, c: &'a TransformerConfig, s: Stream, inputs: &'a StreamInputs) -> Self {
+    fn new(p: &'a Params, c: &'a TransformerConfig, s: Stream, inputs: &'a StreamInputs, updated: bool) -> Self {
         let table = table(p, &s.name("scale_shift_table"), s.modulation_rows(), s.width());
         let rows = inputs.rows(&table, &inputs.modulation.ada_params);
         let text_ada = s.text_modulation.then(|| Ada::nth(&rows, 2));
-        StreamBlock { p, c, s, inputs, self_ada: Ada::nth(&rows, 0), ff_ada: Ada::nth(&rows, 1), text_ada }
+        StreamBlock { p, c, s, inputs, updated, self_ada: Ada::nth(&rows, 0), ff_ada: Ada::nth(&rows, 1), text_ada }
+    }
+
+    /// Hidden states after `part`; as they are in a stream that is not updated.
+    fn update(&self, x: Value, part: impl FnOnce(&Value) -> Value) -> Value {
+        if self.updated { part(&x) } else { x }
     }
 
     fn norm(&self, name: &str, x: &Value) -> Value {
@@ -146,7 +157,11 @@ fn cross_modal(streams: Av<&StreamBlock>, hidden: Av<Value>, mask: Option<&Value
     let sides = streams.zip(Av::NAMES).zip(hidden.as_ref()).map(|((s, label), x)| s.cross_side(label, x));
     let Av { video, audio } = &sides;
     let c = streams.video.c;
-    Av { video: video.attend(audio, c.a2v(), A2V, mask), audio: audio.attend(video, c.v2a(), V2A, mask) }
+    let attend = |own: &CrossSide, other: &CrossSide, layer, direction| match own.block.updated {
+        true => own.attend(other, layer, direction, mask),
+        false => own.hidden.clone(),
+    };
+    Av { video: attend(video, audio, c.a2v(), A2V), audio: attend(audio, video, c.v2a(), V2A) }
 }
 
 /// First row of a direction's scale and shift.

@@ -16,7 +16,7 @@ pub use modulation::{Ada, CrossTimestep, Levels, StreamModulation, adaln};
 pub(crate) use modulation::{at_noise_level, modulation};
 pub use program::{ForwardShape, program};
 pub use text::LayerContext;
-pub(crate) use text::{TextContext, context_outputs, project_text};
+pub(crate) use text::{TextContext, TextRows, context_outputs, project_text};
 
 use modulation::{marked, modulate, table};
 
@@ -81,12 +81,15 @@ pub(crate) struct ForwardInputs<'a> {
     pub(crate) perturbation: Option<&'a Perturbation>,
     /// Batch entries whose streams do not attend to each other.
     pub(crate) isolation: &'a Isolation,
+    /// Streams whose tokens the blocks update. Those of another are projected only, for this one to attend to; its velocity
+    /// says nothing.
+    pub(crate) updated: Av<bool>,
 }
 
 /// The velocities `[b, n, channels]` of noisy tokens, in the weights' element type.
 pub(crate) fn forward(p: &Params, c: &TransformerConfig, inputs: &ForwardInputs) -> Av<Value> {
     let b = p.builder();
-    let &ForwardInputs { tokens, context, streams, keyframes, perturbation, isolation } = inputs;
+    let &ForwardInputs { tokens, context, streams, keyframes, perturbation, isolation, updated } = inputs;
     let start = c.streams().zip(tokens).zip(Av { video: keyframes, audio: None }).map(|((s, x), keyframes)| {
         let x = linear(&p.pp(s.name("proj_in")), x, s.width(), true, [Axis::Replicated, Axis::Embed]);
         let x = keyframes.map_or(x.clone(), |mask| marked(p, &x, mask));
@@ -100,7 +103,7 @@ pub(crate) fn forward(p: &Params, c: &TransformerConfig, inputs: &ForwardInputs)
             let context = context.map(|context| context.of_layer(p));
             let stg_mask = perturbation.zip(perturbed.as_ref()).map(|(s, flags)| s.masks(flags, i)).unwrap_or_default();
             let stg_mask = stg_mask.as_ref().map(Option::as_ref);
-            let inputs = BlockInputs { streams, context: context.as_ref(), stg_mask, isolation };
+            let inputs = BlockInputs { streams, context: context.as_ref(), stg_mask, isolation, updated };
             block(p, c, Av::in_turn(hidden).map(|own| own[0].clone()), &inputs).into_iter().collect()
         })
     };

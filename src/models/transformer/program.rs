@@ -111,6 +111,7 @@ pub fn program(c: &TransformerConfig, shape: &ForwardShape, build: &Build) -> Re
         keyframes: keyframes.as_ref(),
         perturbation: perturbation.as_ref(),
         isolation: if shape.isolate { &Isolation::All } else { &Isolation::None },
+        updated: Av::both(true),
     };
     let velocity = forward(&p, c, &forward_inputs);
     let results = Av::NAMES.zip(streams).zip(velocity.zip(shape.tokens)).map(|((name, s), (x, n))| {

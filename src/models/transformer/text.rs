@@ -11,8 +11,8 @@ use crate::nn::{Axis, KvStack, KvTensors, LayerTensor, Params, gelu_tanh_of_prod
 pub(crate) enum TextContext {
     /// Projected hidden states `[b, t, width]`.
     Projected(Value),
-    /// Keys and values of every layer.
-    KeysValues(KvStack),
+    /// Keys and values of every layer, or some rows of them: taken from each layer's, so that no stack is copied.
+    KeysValues(KvStack, Option<TextRows>),
 }
 
 /// One stream's text context, for one layer.
@@ -24,7 +24,36 @@ pub enum LayerContext {
     KeysValues([Value; 2]),
 }
 
+/// Rows of the context of a CFG batch that another one reads.
+#[derive(Clone)]
+pub(crate) struct TextRows {
+    pub(crate) videos: usize,
+    /// Place, among a video's branches, of each branch that is read.
+    pub(crate) places: Vec<usize>,
+}
+
+impl TextRows {
+    /// These rows of `[videos · branches, …]`, whose other dimensions are of `axes`.
+    fn of(&self, p: &Params, x: &Value, axes: &[Axis]) -> Value {
+        let rest = &x.dims()[1..];
+        let branches = x.dim(0) / self.videos;
+        let apart = [&[Axis::Batch, Axis::Branch], axes].concat();
+        let each = p.place("text_branches", &x.reshape([&[self.videos, branches], rest].concat()), &apart);
+        let each = p.place("text_branches", &each.index_select(1, &self.places), &apart);
+        let rows = each.reshape([&[self.videos * self.places.len()], rest].concat());
+        p.place("text_rows", &rows, &[&[Axis::CfgBatch], axes].concat())
+    }
+}
+
 impl TextContext {
+    /// The context of some rows of the whole.
+    pub(crate) fn of_rows(&self, p: &Params, rows: &TextRows) -> Self {
+        match self {
+            TextContext::Projected(x) => TextContext::Projected(rows.of(p, x, &AXES[1..])),
+            TextContext::KeysValues(kv, _) => TextContext::KeysValues(kv.clone(), Some(rows.clone())),
+        }
+    }
+
     /// Declares the context of stream `label`, `[batch, tokens, width]`, as inputs.
     pub(crate) fn input(
         p: &Params,
@@ -39,14 +68,14 @@ impl TextContext {
             return TextContext::Projected(p.input(&name_of(label), ty, &AXES));
         }
         let kv = KvTensors::new(p, &name_of(label), s.attention.heads, [batch, tokens]);
-        TextContext::KeysValues(kv.input(p, c.num_layers))
+        TextContext::KeysValues(kv.input(p, c.num_layers), None)
     }
 
     /// Number of tokens, padding included.
     pub(crate) fn tokens(&self) -> usize {
         match self {
             TextContext::Projected(x) => x.dim(1),
-            TextContext::KeysValues(kv) => kv.tokens(),
+            TextContext::KeysValues(kv, _) => kv.tokens(),
         }
     }
 
@@ -54,7 +83,11 @@ impl TextContext {
     pub(super) fn of_layer(&self, p: &Params) -> LayerContext {
         match self {
             TextContext::Projected(x) => LayerContext::Projected(x.clone()),
-            TextContext::KeysValues(kv) => LayerContext::KeysValues(kv.of_layer(p)),
+            TextContext::KeysValues(kv, None) => LayerContext::KeysValues(kv.of_layer(p)),
+            TextContext::KeysValues(kv, Some(rows)) => {
+                let axes = [Axis::TextSequence, Axis::Heads, Axis::HeadDim];
+                LayerContext::KeysValues(kv.of_layer(p).map(|x| rows.of(p, &x, &axes)))
+            }
         }
     }
 }

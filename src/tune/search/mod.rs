@@ -31,7 +31,6 @@ use crate::nn::{Build, Layout, Lowering};
 use crate::pipeline::compile::needed;
 use crate::pipeline::programs::{ProgramKind, Programs};
 use crate::runtime::{OpenTarget, Target, device_bytes};
-use crate::sampling::guidance;
 
 pub use bound::{Bound, bound};
 pub(crate) use space::{Extent, Point, composed, mesh_name, meshes};
@@ -164,7 +163,7 @@ impl<'a> SearchState<'a> {
         let extent = Extent {
             devices: machine.devices.len(),
             videos: config.request.num_videos,
-            branches: guidance::branches(request::scales(&config)).len(),
+            branches: request::branches(&config).len(),
         };
         Ok(SearchState {
             request,

@@ -1,4 +1,4 @@
-//! Loops, and an order that stays.
+//! Loops, choices, and an order that stays.
 
 use std::rc::Rc;
 
@@ -58,6 +58,37 @@ impl Builder {
         let mut results = self.op_many("while", text, &types);
         results.truncate(init.len());
         results
+    }
+
+    /// Runs one of `count` bodies: the one that `index`, a 32-bit integer scalar, numbers, or the last for a number out of
+    /// range. Bodies see all values outside, and return values of the same types. Of their matmuls the most count.
+    pub fn case(&self, index: &Value, count: usize, mut body: impl FnMut(usize) -> Vec<Value>) -> Vec<Value> {
+        if index.ty != Type::scalar(DType::I32) || count == 0 {
+            self.fail("case", format!("{count} bodies by the number {}; it must be one of an i32 scalar", index.ty));
+            return Vec::new();
+        }
+        let index = self.name_of(index);
+        let before = self.0.borrow().dot_flops;
+        let (mut types, mut most) = (Vec::<Type>::new(), before);
+        let bodies: Vec<String> = (0..count)
+            .map(|k| {
+                self.0.borrow_mut().dot_flops = before;
+                self.push_region(RegionKind::Choice);
+                let results = body(k);
+                let own: Vec<Type> = results.iter().map(|v| v.ty.clone()).collect();
+                let names = list(results.iter().map(|v| self.name_of(v)));
+                if k > 0 && own != types {
+                    self.fail("case", format!("body {k} returns {}, body 0 {}", list(&own), list(&types)));
+                }
+                self.raw_line(format!("stablehlo.return {names} : {}", list(&own)));
+                types = own;
+                most = most.max(self.0.borrow().dot_flops);
+                format!("{{\n{}}}", self.pop_region().text)
+            })
+            .collect();
+        self.0.borrow_mut().dot_flops = most;
+        let text = format!("\"stablehlo.case\"({index}) ({}) : (tensor<i32>) -> ({})", list(bodies), list(&types));
+        self.op_many("case", text, &types)
     }
 
     /// Runs `body(i, carried)` for `i` in `begin..end` (32-bit integer scalars).

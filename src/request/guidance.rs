@@ -1,0 +1,150 @@
+//! Guidance of a request, step by step, as the denoising programs read it.
+
+use ndarray::{Array1, ArrayD, IxDyn};
+
+use super::{Request, RequestError};
+use crate::av::Av;
+use crate::config::Config;
+use crate::sampling::denoise::StreamRole;
+use crate::sampling::guidance::{Branch, Scales};
+use crate::sampling::guiders::Guider;
+use crate::sampling::{BranchSet, GuidancePlan, GuidanceSteps, MAX_STEPS, SigmaGuidance};
+
+/// Guidance scales of video and audio, where they do not depend on the noise level.
+pub(crate) fn scales(config: &Config) -> Av<Scales> {
+    config.scales().map(|s| Scales {
+        cfg: s.cfg as f32,
+        stg: s.stg as f32,
+        modality: s.modality as f32,
+        rescale: s.rescale as f32,
+    })
+}
+
+/// Guidance of video and audio that changes from step to step.
+pub(crate) fn guidance_steps(config: &Config) -> Av<GuidanceSteps> {
+    let (video, audio) = (&config.guidance.video, &config.guidance.audio);
+    let both = Av { video: (video, audio), audio: (audio, video) };
+    both.zip(scales(config)).map(|((own, other), scales)| {
+        let skip = own.skip.or(other.skip).unwrap_or(0);
+        let bounds = own.by_sigma.as_ref().or(other.by_sigma.as_ref());
+        let by_sigma = bounds.into_iter().flatten().map(|at| SigmaGuidance {
+            sigma: at.sigma,
+            scales: Scales {
+                cfg: at.cfg.map_or(scales.cfg, |v| v as f32),
+                stg: at.stg.map_or(scales.stg, |v| v as f32),
+                modality: at.modality.map_or(scales.modality, |v| v as f32),
+                rescale: at.rescale.map_or(scales.rescale, |v| v as f32),
+            },
+            skip: at.skip.unwrap_or(skip),
+        });
+        GuidanceSteps { skip, by_sigma: by_sigma.collect() }
+    })
+}
+
+/// The branches that any step of a configuration's first pass runs.
+pub(crate) fn branches(config: &Config) -> Vec<Branch> {
+    let steps = guidance_steps(config);
+    let reads_negative = config.samplers().is_ok_and(|(first, _)| first.reads_negative());
+    let (scales, guider, denoised) = (scales(config), config.guidance.kind, Av::both(true));
+    GuidancePlan { scales, steps: steps.as_ref(), guider, denoised, reads_negative }.branches()
+}
+
+/// Guidance of each evaluation, as the denoising loop reads it.
+pub struct GuidanceTables {
+    /// Scales and parameters of the guider of each stream, `[2, k]`, or `[257, 2, k]` of each evaluation.
+    pub scales: ArrayD<f32>,
+    /// Number of each evaluation's set of branches, `[257]`, where they differ.
+    pub sets: Option<Array1<i32>>,
+}
+
+impl Request {
+    pub(super) fn guidance_plan(&self) -> GuidancePlan<'_> {
+        GuidancePlan {
+            scales: self.scales,
+            steps: self.guidance_steps.as_ref(),
+            guider: self.guider.kind(),
+            denoised: self.roles.map(|role| role == StreamRole::Denoised),
+            reads_negative: self.sampler.reads_negative(),
+        }
+    }
+
+    /// The branches that any step of the pass runs.
+    pub fn branches(&self) -> Vec<Branch> {
+        self.guidance_plan().branches()
+    }
+
+    /// Number of prompts that the request's passes read of each video: its own, and the negative one where a branch reads it.
+    pub(crate) fn prompts(&self) -> usize {
+        let (first, second) = self.passes();
+        let reads_negative = |pass: &Request| pass.branches().contains(&Branch::Negative);
+        1 + usize::from(reads_negative(&first) || second.as_ref().is_some_and(reads_negative))
+    }
+
+    /// Each stream's scales of all noise levels.
+    pub(crate) fn all_scales(&self) -> Av<Vec<Scales>> {
+        all_scales(self.scales, &self.guidance_steps)
+    }
+
+    /// The tables of the pass' evaluations.
+    pub fn guidance_tables(&self) -> GuidanceTables {
+        let plan = self.guidance_plan();
+        let parameters = self.guider.parameters();
+        let rows = |scales: Av<Scales>| -> Vec<f32> {
+            scales.into_iter().flat_map(|own| own.row().into_iter().chain(parameters.clone())).collect()
+        };
+        let columns = 4 + parameters.len();
+        if !plan.varies() {
+            let scales = ArrayD::from_shape_vec(IxDyn(&[2, columns]), rows(self.scales));
+            return GuidanceTables { scales: scales.expect("a row of each stream"), sets: None };
+        }
+        let levels = self.sampler.schedule(&self.sigmas).levels;
+        let level = |step: usize| levels.get(step).copied().unwrap_or(0.0).into();
+        let steps: Vec<(Av<Scales>, BranchSet)> = (0..=MAX_STEPS).map(|step| plan.at(step, level(step))).collect();
+        let scales = steps.iter().flat_map(|(scales, _)| rows(*scales)).collect();
+        let scales = ArrayD::from_shape_vec(IxDyn(&[steps.len(), 2, columns]), scales);
+        let sets = plan.sets();
+        let number = |set: &BranchSet| sets.iter().position(|known| known == set).unwrap_or(0) as i32;
+        let numbers = (!sets.is_empty()).then(|| steps.iter().map(|(_, set)| number(set)).collect());
+        GuidanceTables { scales: scales.expect("two rows a step"), sets: numbers }
+    }
+}
+
+/// Each stream's scales of all noise levels.
+pub(super) fn all_scales(scales: Av<Scales>, steps: &Av<GuidanceSteps>) -> Av<Vec<Scales>> {
+    steps.as_ref().zip(scales).map(|(steps, scales)| steps.all(scales))
+}
+
+/// The guider of a configuration.
+///
+/// # Errors
+/// A setting that it does not take.
+pub(super) fn guider(config: &Config) -> Result<Guider, RequestError> {
+    let fault = |(key, value)| RequestError::Usage(format!("{key} = {value}: this guider takes no such setting"));
+    config.guidance.kind.guider(config.guidance.options()).map_err(fault)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{CliOverrides, load};
+
+    fn config(set: &[&str]) -> Config {
+        let set = set.iter().map(|s| (*s).to_string()).collect();
+        load(&CliOverrides { set, ..CliOverrides::default() }).expect("a configuration").config
+    }
+
+    #[test]
+    fn what_a_noise_level_leaves_out_is_the_stream_s_and_what_a_stream_leaves_out_the_other_s() {
+        let by_sigma = "guidance.video.by_sigma=[{sigma: 1.0, cfg: 5}, {sigma: 0.5, cfg: 1, skip: 2}]";
+        let config = config(&["guidance.video.cfg=3", "guidance.audio.cfg=7", "guidance.audio.skip=1", by_sigma]);
+        let steps = guidance_steps(&config);
+        assert_eq!([steps.video.skip, steps.audio.skip], [1, 1]);
+        let found = |own: &GuidanceSteps| -> Vec<_> { own.by_sigma.iter().map(|s| (s.scales.cfg, s.skip)).collect() };
+        assert_eq!([found(&steps.video), found(&steps.audio)], [[(5.0, 1), (1.0, 2)]; 2]);
+        assert_eq!(branches(&config), [Branch::Conditional, Branch::Negative]);
+        assert_eq!(branches(&self::config(&["guidance.video.cfg=1", "guidance.audio.cfg=1"])), [Branch::Conditional]);
+        let apg = ["guidance.kind=apg", "guidance.eta=0.5"];
+        let found = guider(&self::config(&apg)).expect("a guider");
+        assert_eq!(found, Guider::Apg { eta: 0.5, norm_threshold: 0.0 });
+    }
+}

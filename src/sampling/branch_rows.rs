@@ -1,0 +1,93 @@
+//! Guidance branches as rows of a forward pass: videos times branches, padded to what the mesh divides.
+
+use super::guidance::Branch;
+use super::guidance_steps::BranchSet;
+use super::shape::{DenoiseShape, StreamRole};
+use crate::hlo::{DType, Type, Value};
+use crate::models::transformer::{Isolation, Perturbation, TextContext, TextRows};
+use crate::nn::{Axis, Params};
+
+/// The rows of a forward pass.
+pub(super) struct BranchRows {
+    pub(crate) branches: Vec<Branch>,
+    /// Branches of a video, padding included.
+    pub(crate) count: usize,
+    pub(crate) perturbation: Option<Perturbation>,
+    pub(crate) isolation: Isolation,
+    /// Their places among the text's rows, where these are those of more branches.
+    text: Option<TextRows>,
+}
+
+impl BranchRows {
+    /// Number of branches, padding included.
+    pub(crate) fn padded(p: &Params, branches: usize) -> usize {
+        let branches = Type::new(DType::F32, [branches]);
+        p.layout().padded(&p.activation("branches"), &branches, &[Axis::Branch]).dims[0]
+    }
+
+    /// Those of all branches.
+    pub(crate) fn all(p: &Params, shape: &DenoiseShape, videos: usize) -> Self {
+        let count = Self::padded(p, shape.branches.len());
+        let (perturbation, isolation) = masks(p, shape, &shape.branches, [count, videos]);
+        BranchRows { branches: shape.branches.clone(), count, perturbation, isolation, text: None }
+    }
+
+    /// Those of a set.
+    pub(crate) fn of_set(p: &Params, shape: &DenoiseShape, set: &BranchSet, videos: usize) -> Self {
+        let (branches, count) = (&set.branches, Self::padded(p, set.branches.len()));
+        let (mut perturbation, isolation) = masks(p, shape, branches, [count, videos]);
+        if let Some(own) = &mut perturbation {
+            let layers = own.layers.as_mut().zip(set.perturbed).into_iter();
+            layers.filter(|(_, perturbed)| !perturbed).for_each(|(layers, _)| layers.clear());
+        }
+        let place = |k: usize| branches.get(k).and_then(|own| shape.branches.iter().position(|known| known == own));
+        let places = (0..count).map(|k| place(k).unwrap_or(0)).collect();
+        let text = (*branches != shape.branches).then_some(TextRows { videos, places });
+        BranchRows { branches: branches.clone(), count, perturbation, isolation, text }
+    }
+
+    /// `[b, n, …]` of each video as its branches see it, `[rows, n, …]`.
+    pub(crate) fn spread(&self, p: &Params, x: &Value, sequence: Axis) -> Value {
+        let (videos, rest) = (x.dim(0), &x.dims()[1..]);
+        let each = x.unsqueeze(1).broadcast_to(&[&[videos, self.count], rest].concat());
+        let axes = [&[Axis::Batch, Axis::Branch, sequence][..], &vec![Axis::Replicated; rest.len() - 1]].concat();
+        let each = p.place("branches", &each, &axes);
+        let x = each.reshape([&[videos * self.count], rest].concat());
+        p.place("rows", &x, &[&[Axis::CfgBatch][..], &axes[2..]].concat())
+    }
+
+    /// The text as these rows read it.
+    pub(crate) fn context(&self, p: &Params, context: &TextContext) -> TextContext {
+        self.text.as_ref().map_or_else(|| context.clone(), |rows| context.of_rows(p, rows))
+    }
+
+    /// Of the branches' predictions, that on the negative prompt.
+    pub(crate) fn negative<'a>(&self, predictions: &'a [Value]) -> &'a Value {
+        let at = self.branches.iter().position(|branch| *branch == Branch::Negative);
+        &predictions[at.expect("a branch of every set of a sampler that reads it")]
+    }
+}
+
+/// Masks by row of the branches that differ in more than their text, for rows of `[branches, videos]`.
+fn masks(
+    p: &Params,
+    shape: &DenoiseShape,
+    own: &[Branch],
+    [branches, videos]: [usize; 2],
+) -> (Option<Perturbation>, Isolation) {
+    let mask = |branch: Branch, dims: &[usize]| {
+        let each = (0..branches).map(|i| i32::from(own.get(i) != Some(&branch)));
+        let rows: Vec<i32> = (0..videos).flat_map(|_| each.clone()).collect();
+        let dims: Vec<usize> = std::iter::once(rows.len()).chain(dims.iter().copied()).collect();
+        p.builder().vector_i32(&rows).to(DType::F32).reshape(dims)
+    };
+    let perturbation = own
+        .contains(&Branch::Perturbed)
+        .then(|| Perturbation { stg_mask: mask(Branch::Perturbed, &[1, 1, 1]), layers: shape.stg_blocks.clone() });
+    let isolation = match own.contains(&Branch::Isolated) {
+        _ if shape.roles.into_iter().any(|role| role == StreamRole::Absent) => Isolation::All,
+        true => Isolation::Masked(mask(Branch::Isolated, &[1, 1])),
+        false => Isolation::None,
+    };
+    (perturbation, isolation)
+}

@@ -1,0 +1,210 @@
+//! Guidance that changes from step to step: scales by noise level, steps that reuse a prediction, and the sets of branches
+//! that follow (`MultiModalGuiderFactory` and `skip_step` of Lightricks' ltx-core).
+
+use super::MAX_STEPS;
+use super::guidance::{Branch, Scales};
+use super::guiders::GuiderKind;
+use crate::av::Av;
+
+/// Guidance of a stream that changes from step to step; nothing does by default.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct GuidanceSteps {
+    /// Steps without a prediction of their own behind each that has one: they take over its guided prediction.
+    pub skip: usize,
+    /// Guidance by noise level, from the highest bound to the lowest; empty where all levels have the same.
+    pub by_sigma: Vec<SigmaGuidance>,
+}
+
+/// Guidance of a stream at the noise levels up to a bound, down to the next lower one. The highest bound's holds above it
+/// too, and the lowest bound's down to 0.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SigmaGuidance {
+    /// Upper bound.
+    pub sigma: f64,
+    pub scales: Scales,
+    /// See [`GuidanceSteps::skip`].
+    pub skip: usize,
+}
+
+impl GuidanceSteps {
+    /// Scales and skipped steps at a noise level, `scales` where all levels have the same.
+    fn at(&self, scales: Scales, sigma: f64) -> (Scales, usize) {
+        let within = self.by_sigma.iter().rev().find(|own| own.sigma >= sigma);
+        within.or(self.by_sigma.first()).map_or((scales, self.skip), |own| (own.scales, own.skip))
+    }
+
+    /// The scales that some noise level has.
+    pub(crate) fn all(&self, scales: Scales) -> Vec<Scales> {
+        if self.by_sigma.is_empty() { vec![scales] } else { self.by_sigma.iter().map(|own| own.scales).collect() }
+    }
+}
+
+/// Predictions of a step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BranchSet {
+    /// Predictions, the conditional one first; none in a step that takes over both streams'.
+    pub branches: Vec<Branch>,
+    /// Streams that have a prediction of their own. Tokens of the other are not updated.
+    pub predicted: Av<bool>,
+    /// Streams that the perturbed branch perturbs.
+    pub perturbed: Av<bool>,
+}
+
+/// Guidance of a pass, step by step.
+pub(crate) struct GuidancePlan<'a> {
+    /// Scales where they do not depend on the noise level.
+    pub(crate) scales: Av<Scales>,
+    pub(crate) steps: Av<&'a GuidanceSteps>,
+    pub(crate) guider: GuiderKind,
+    /// Streams whose latents change.
+    pub(crate) denoised: Av<bool>,
+    /// Whether the sampler reads the negative prediction.
+    pub(crate) reads_negative: bool,
+}
+
+impl GuidancePlan<'_> {
+    /// Scales and set of branches of a step at a noise level.
+    pub(crate) fn at(&self, step: usize, sigma: f64) -> (Av<Scales>, BranchSet) {
+        let own = self.steps.zip(self.scales).map(|(steps, scales)| steps.at(scales, sigma));
+        let predicted = own.map(|(_, skip)| step.is_multiple_of(skip + 1));
+        let scales = own.map(|(scales, _)| scales);
+        (scales, self.set(scales, predicted))
+    }
+
+    fn set(&self, scales: Av<Scales>, predicted: Av<bool>) -> BranchSet {
+        // A stream that is kept as it is needs no prediction, but the other attends to it.
+        if !predicted.zip(self.denoised).into_iter().any(|(predicted, denoised)| predicted && denoised) {
+            return BranchSet { branches: Vec::new(), predicted: Av::both(false), perturbed: Av::both(false) };
+        }
+        let own = scales.zip(predicted).into_iter().filter(|(_, predicted)| *predicted);
+        let own: Vec<Scales> = own.map(|(scales, _)| scales).collect();
+        let any = |f: &dyn Fn(&Scales) -> bool| own.iter().any(f);
+        let needed = [
+            (Branch::Conditional, true),
+            (Branch::Negative, self.reads_negative || any(&|s| s.cfg != self.guider.off())),
+            (Branch::Perturbed, any(&|s| s.stg != 0.0)),
+            (Branch::Isolated, any(&|s| s.modality != 1.0)),
+        ];
+        let branches: Vec<Branch> = needed.into_iter().filter(|(_, needed)| *needed).map(|(b, _)| b).collect();
+        // A stream that no level has a scale for is perturbed beside the other, if it has blocks for that at all.
+        let perturbs = branches.contains(&Branch::Perturbed);
+        let ever = self.steps.zip(self.scales).map(|(steps, own)| steps.all(own).iter().any(|s| s.stg != 0.0));
+        let perturbed = scales.zip(ever).zip(predicted);
+        let perturbed = perturbed.map(|((s, ever), predicted)| perturbs && predicted && (s.stg != 0.0 || !ever));
+        BranchSet { branches, predicted, perturbed }
+    }
+
+    /// The branches that any step runs.
+    pub(crate) fn branches(&self) -> Vec<Branch> {
+        let sets = self.all_sets();
+        let order = [Branch::Conditional, Branch::Negative, Branch::Perturbed, Branch::Isolated];
+        order.into_iter().filter(|branch| sets.iter().any(|set| set.branches.contains(branch))).collect()
+    }
+
+    /// Whether scales or branches depend on the step.
+    pub(crate) fn varies(&self) -> bool {
+        self.steps.into_iter().any(|own| *own != GuidanceSteps::default())
+    }
+
+    /// The different sets of branches of all noise levels and step numbers, whatever the schedule; none where all steps run
+    /// the same.
+    pub(crate) fn sets(&self) -> Vec<BranchSet> {
+        let sets = self.all_sets();
+        if sets.len() > 1 { sets } else { Vec::new() }
+    }
+
+    fn all_sets(&self) -> Vec<BranchSet> {
+        let mut bounds: Vec<f64> =
+            self.steps.into_iter().flat_map(|s| s.by_sigma.iter().map(|own| own.sigma)).collect();
+        bounds.push(f64::INFINITY);
+        bounds.sort_by(f64::total_cmp);
+        bounds.dedup();
+        // Skips repeat: as many steps as a table holds show all that coincide.
+        let steps = if self.varies() { MAX_STEPS } else { 1 };
+        let mut sets = Vec::new();
+        for (sigma, step) in bounds.iter().rev().flat_map(|sigma| (0..steps).map(move |step| (*sigma, step))) {
+            let (_, set) = self.at(step, sigma);
+            if !sets.contains(&set) {
+                sets.push(set);
+            }
+        }
+        // One order, whichever step comes first.
+        let place = |set: &BranchSet| {
+            let bits = |own: Av<bool>| own.into_iter().fold(0, |bits, on| bits << 1 | u8::from(on));
+            let number = set.branches.iter().fold(0u8, |all, branch| all | 1 << *branch as u8);
+            (number, bits(set.predicted), bits(set.perturbed))
+        };
+        sets.sort_by_key(|set| std::cmp::Reverse(place(set)));
+        sets
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn scales(cfg: f32) -> Scales {
+        Scales { cfg, ..Scales::NEUTRAL }
+    }
+
+    fn plan<'a>(video: &'a GuidanceSteps, audio: &'a GuidanceSteps) -> GuidancePlan<'a> {
+        let steps = Av { video, audio };
+        let scales = Av { video: scales(3.0), audio: scales(7.0) };
+        GuidancePlan { scales, steps, guider: GuiderKind::Cfg, denoised: Av::both(true), reads_negative: false }
+    }
+
+    #[test]
+    fn only_needed_branches_run() {
+        use Branch::*;
+        let none = GuidanceSteps::default();
+        let of = |video, audio| GuidancePlan { scales: Av { video, audio }, ..plan(&none, &none) }.branches();
+        assert_eq!(of(Scales::NEUTRAL, Scales::NEUTRAL), [Conditional]);
+        assert_eq!(of(Scales::NEUTRAL, scales(4.0)), [Conditional, Negative]);
+        let full = Scales { cfg: 3.0, stg: 1.0, modality: 3.0, rescale: 0.7 };
+        assert_eq!(of(full, scales(4.0)), [Conditional, Negative, Perturbed, Isolated]);
+        // The sampler's own, and the legacy guider's neutral scale.
+        let neutral = || GuidancePlan { scales: Av::both(Scales::NEUTRAL), ..plan(&none, &none) };
+        assert_eq!(GuidancePlan { reads_negative: true, ..neutral() }.branches(), [Conditional, Negative]);
+        assert_eq!(GuidancePlan { guider: GuiderKind::LegacyApg, ..neutral() }.branches(), [Conditional, Negative]);
+    }
+
+    /// The reference's factory for {1: cfg 5, 0.9: 3, 0.5: 1}.
+    #[test]
+    fn the_smallest_bound_above_a_level_holds() {
+        let by_sigma = [(1.0, 5.0), (0.9, 3.0), (0.5, 1.0)];
+        let by_sigma = by_sigma.map(|(sigma, cfg)| SigmaGuidance { sigma, scales: scales(cfg), skip: 0 }).to_vec();
+        let steps = GuidanceSteps { skip: 0, by_sigma };
+        for (sigma, cfg) in [(1.2, 5.0), (0.95, 5.0), (0.9, 3.0), (0.7, 3.0), (0.5, 1.0), (0.0, 1.0)] {
+            assert_eq!(steps.at(Scales::NEUTRAL, sigma).0.cfg, cfg, "{sigma}");
+        }
+        let plan = GuidancePlan { scales: Av::both(Scales::NEUTRAL), ..plan(&steps, &steps) };
+        let [guided, alone] = [plan.at(0, 0.7).1, plan.at(3, 0.2).1];
+        assert_eq!(
+            (&guided.branches[..], &alone.branches[..]),
+            (&[Branch::Conditional, Branch::Negative][..], &[Branch::Conditional][..])
+        );
+        assert_eq!(plan.sets(), [guided, alone]);
+        assert_eq!(plan.branches(), [Branch::Conditional, Branch::Negative]);
+    }
+
+    #[test]
+    fn skips_leave_one_step_of_several() {
+        let every = |skip| GuidanceSteps { skip, by_sigma: Vec::new() };
+        let (none, one, two) = (every(0), every(1), every(2));
+        assert!(plan(&none, &none).sets().is_empty());
+        let both = plan(&two, &two);
+        let runs = |step| both.at(step, 0.5).1.predicted.video;
+        assert_eq!([0, 1, 2, 3, 4].map(runs), [true, false, false, true, false]);
+        // As many sets for any number of skipped steps: no other program.
+        assert_eq!(both.sets(), plan(&one, &one).sets());
+        assert_eq!(both.sets().len(), 2);
+        assert_eq!(both.sets()[1].branches, []);
+        // One stream alone, and both at their own pace.
+        let apart = plan(&one, &none);
+        assert_eq!(apart.at(1, 0.5).1.predicted, Av { video: false, audio: true });
+        assert_eq!((apart.sets().len(), plan(&one, &two).sets().len()), (2, 4));
+        // A kept stream is no reason for a forward pass.
+        let kept = GuidancePlan { denoised: Av { video: true, audio: false }, ..plan(&one, &none) };
+        assert_eq!(kept.at(1, 0.5).1.branches, []);
+    }
+}

@@ -1,0 +1,86 @@
+//! CFG++ (Chung et al. 2024): Euler's method away from the prediction on the negative prompt, with ancestral noise
+//! (Lightricks' ltx-core 1.2.0).
+
+use crate::hlo::Value;
+use crate::sampling::sampler::{Evaluation, Sampler, Schedule, StepNoise, StreamState};
+use crate::sampling::samplers::EulerAncestral;
+
+/// Ancestral Euler whose direction of noise is `(x - (1 - σ)·u) / σ`, of the negative prediction `u`. The step goes below the
+/// next level by `eta`, in the ratio of noise to signal, and noise lifts it there.
+#[derive(Debug)]
+pub struct CfgPlusPlus(
+    /// Noise of the steps: its part, and how it is drawn.
+    pub EulerAncestral,
+);
+
+impl CfgPlusPlus {
+    /// Factors of `x`, the clean prediction, the negative one and the noise on the way from level `sigma` to `next`; last, 1 where
+    /// noise disturbs the tokens of conditions, so that they are put in their place again.
+    fn coefficients(&self, sigma: f64, next: f64) -> [f64; 5] {
+        // The first level may be noise alone, without any signal.
+        let signal = |level: f64| (1.0 - level).max(f64::from(f32::EPSILON));
+        let (from, to) = (signal(sigma), signal(next));
+        let (ratio, wanted) = (sigma / from, next / to);
+        let variance = wanted.powi(2) * (ratio.powi(2) - wanted.powi(2)).max(0.0) / ratio.powi(2);
+        let up = (self.0.eta * variance.sqrt()).min(wanted);
+        let down = (wanted.powi(2) - up.powi(2)).max(0.0).sqrt();
+        let disturbed = if self.0.eta > 0.0 && next > 0.0 { 1.0 } else { 0.0 };
+        [to * down / sigma, to, -to * down * from / sigma, to * up, disturbed]
+    }
+}
+
+impl Sampler for CfgPlusPlus {
+    fn schedule(&self, sigmas: &[f32]) -> Schedule {
+        let row = |pair: &[f32]| self.coefficients(pair[0].into(), pair[1].into()).map(|k| k as f32).to_vec();
+        Schedule { levels: sigmas.to_vec(), coefficients: sigmas.windows(2).map(row).collect() }
+    }
+
+    fn coefficients(&self) -> usize {
+        5
+    }
+
+    fn noises(&self) -> usize {
+        1
+    }
+
+    fn reads_negative(&self) -> bool {
+        true
+    }
+
+    fn generator(&self, seed: u64) -> StepNoise {
+        self.0.generator(seed)
+    }
+
+    fn step(&self, at: &Evaluation, stream: &StreamState) -> Vec<Value> {
+        let row = at.row();
+        let k = |i: usize| row.at(0, i);
+        let next = stream.latents * k(0) + stream.clean * k(1) + stream.negative() * k(2) + stream.noise(at) * k(3);
+        vec![match stream.conditioned(&next) {
+            None => next,
+            Some(conditioned) => &conditioned * k(4) + &next * (k(4).like(1.0) - k(4)),
+        }]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sampling::samplers::{SEED_OFFSET, StepDraws};
+
+    /// The reference's step of x 1, clean 0.25, negative 0.1 and noise 0.3.
+    #[test]
+    fn steps_are_the_references() {
+        for (eta, sigma, next, want) in [
+            (0.0, 0.8, 0.5, 0.7375),
+            (0.5, 0.8, 0.5, 0.733_555_9),
+            (1.0, 0.8, 0.5, 0.423_361_8),
+            (1.0, 1.0, 0.8, 0.29),
+            (1.0, 0.8, 0.0, 0.25),
+        ] {
+            let noise = EulerAncestral { eta, noise_seed: None, seed_offset: SEED_OFFSET, draws: StepDraws::Own };
+            let [x, clean, negative, noise, _] = CfgPlusPlus(noise).coefficients(sigma, next);
+            let got = x + 0.25 * clean + 0.1 * negative + 0.3 * noise;
+            assert!((got - want).abs() < 1e-6, "eta {eta}, {sigma} to {next}: {got}, want {want}");
+        }
+    }
+}

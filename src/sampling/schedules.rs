@@ -1,0 +1,125 @@
+//! Schedules by name, and those that depend on the number of steps alone (Lightricks' ltx-core 1.0.0).
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use statrs::function::beta::beta_reg;
+
+use super::{MAX_STEPS, SamplingError};
+
+/// A noise schedule by name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ScheduleKind {
+    /// Equal distances, shifted by a number of tokens as `sampler.sigma_shift` says.
+    #[default]
+    Shifted,
+    /// Quantiles of a beta distribution, dense at both ends.
+    Beta,
+    /// Short equal distances over half of the steps, then quadratic ones. Of 8 steps: the distilled models' levels.
+    LinearQuadratic,
+}
+
+/// Noise that the linear half of the linear-quadratic schedule removes.
+const THRESHOLD: f64 = 0.025;
+
+/// Both parameters of the beta distribution, the shift of its levels, and their number.
+const BETA: f64 = 0.6;
+const SHIFT: f64 = 2.37;
+const LEVELS: usize = 10_000;
+
+/// `steps` noise levels and a closing zero: equal steps over the first half, together [`THRESHOLD`], then quadratic ones that
+/// begin as steep.
+///
+/// # Errors
+/// [`SamplingError::Steps`].
+pub fn linear_quadratic(steps: usize) -> Result<Vec<f32>, SamplingError> {
+    check(steps)?;
+    if steps == 1 {
+        return Ok(vec![1.0, 0.0]);
+    }
+    let linear = steps / 2;
+    let (first, rest) = (linear as f64, (steps - linear) as f64);
+    let slope = THRESHOLD / first;
+    let ahead = first - THRESHOLD * steps as f64;
+    let square = ahead / (first * rest.powi(2));
+    let (line, constant) = (slope - 2.0 * ahead / rest.powi(2), square * first.powi(2));
+    let removed = |i: usize| {
+        let at = i as f64;
+        if i < linear { at * THRESHOLD / first } else { square * at.powi(2) + line * at + constant }
+    };
+    Ok((0..steps).map(|i| (1.0 - removed(i)) as f32).chain([0.0]).collect())
+}
+
+/// Noise levels at quantiles of a beta distribution, and a closing zero: `steps` levels, fewer where two quantiles are the
+/// same of the [`LEVELS`].
+///
+/// # Errors
+/// [`SamplingError::Steps`].
+pub fn beta(steps: usize) -> Result<Vec<f32>, SamplingError> {
+    check(steps)?;
+    let quantiles = (0..steps).map(|i| quantile(1.0 - i as f64 / steps as f64));
+    let mut indices: Vec<usize> = quantiles.map(|q| (q * (LEVELS - 1) as f64).round_ties_even() as usize).collect();
+    indices.dedup();
+    Ok(indices.into_iter().map(level).chain([0.0]).collect())
+}
+
+/// Level number `index` from below, in the reference's single precision.
+fn level(index: usize) -> f32 {
+    let (time, e) = ((index + 1) as f32 / LEVELS as f32, SHIFT.exp() as f32);
+    (1.0 / (e + (1.0 / time - 1.0))) * e
+}
+
+/// The number below which a part `p` of the distribution lies. Halving the interval is enough: only its nearest level counts.
+fn quantile(p: f64) -> f64 {
+    let (mut low, mut high) = (0.0, 1.0);
+    for _ in 0..60 {
+        let middle = 0.5 * (low + high);
+        if beta_reg(BETA, BETA, middle) < p { low = middle } else { high = middle }
+    }
+    if p >= 1.0 { 1.0 } else { high }
+}
+
+fn check(steps: usize) -> Result<(), SamplingError> {
+    if (1..=MAX_STEPS).contains(&steps) { Ok(()) } else { Err(SamplingError::Steps(steps)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Deserialize)]
+    struct Tables {
+        linear_quadratic: Vec<Vec<f32>>,
+        beta: Vec<Vec<f32>>,
+    }
+
+    /// `scripts/oracle/sigmas.py`: schedules of 1, 2 … steps; a table has one level more.
+    #[test]
+    fn tables_are_the_references_bit_for_bit() {
+        let tables: Tables = serde_json::from_str(include_str!("../../tests/fixtures/sigmas/schedules.json"))
+            .expect("the fixture parses");
+        type Schedule = fn(usize) -> Result<Vec<f32>, SamplingError>;
+        let schedules: [(&str, Schedule, Vec<Vec<f32>>); 2] =
+            [("linear_quadratic", linear_quadratic, tables.linear_quadratic), ("beta", beta, tables.beta)];
+        for (name, of, all) in schedules {
+            assert_eq!(all.len(), 8);
+            for want in all {
+                let got = of(want.len() - 1).expect("legal steps");
+                assert_eq!(got, want, "{name}, {} steps", want.len() - 1);
+            }
+        }
+    }
+
+    #[test]
+    fn eight_steps_are_the_distilled_models_and_all_fall() {
+        let distilled = [1.0, 0.99375, 0.9875, 0.98125, 0.975, 0.909375, 0.725, 0.421875, 0.0];
+        assert_eq!(linear_quadratic(8).expect("legal steps"), distilled);
+        for steps in 1..=MAX_STEPS {
+            for levels in [linear_quadratic(steps), beta(steps)].map(|levels| levels.expect("legal steps")) {
+                assert!(levels.windows(2).all(|w| w[0] > w[1]), "{steps} steps: {levels:?}");
+                assert!((levels[0] - 1.0).abs() < 1e-6 && levels.last() == Some(&0.0), "{steps} steps: {levels:?}");
+            }
+        }
+        assert!(beta(0).is_err() && linear_quadratic(257).is_err());
+    }
+}
