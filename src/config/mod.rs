@@ -15,6 +15,7 @@ mod paths;
 mod pipeline;
 pub mod presets;
 mod schema;
+mod source;
 mod tree;
 mod validate;
 mod yaml;

@@ -8,6 +8,7 @@ mod aac;
 mod atomic;
 mod audio;
 mod bt601;
+mod clip;
 mod decode;
 mod encoder;
 mod error;
@@ -27,6 +28,7 @@ mod yuv;
 
 pub use atomic::{check_writable, remove_temporaries, write_atomically};
 pub use audio::Audio;
+pub use clip::{ClipInfo, covering_clip, probe_clip, read_clip};
 pub use decode::read_video;
 pub use encoder::Encoder;
 pub use error::{Error, Result};

@@ -34,6 +34,12 @@ impl StreamTokens {
         StreamTokens { level: Array2::zeros((1, tokens)), clean: Array3::zeros((videos, tokens, channels)) }
     }
 
+    /// Clean tokens of `batch` videos, `[b, n, c]`.
+    pub(crate) fn clean_of(&self, batch: usize) -> Array3<f32> {
+        let clean = if self.clean.dim().0 == 1 { vec![self.clean.view(); batch] } else { vec![self.clean.view()] };
+        ndarray::concatenate(Dim(0), &clean).expect("copies have one shape")
+    }
+
     /// A token's clean values, `[b or 1, c]`.
     fn clean_token(&self, n: usize) -> ArrayView2<'_, f32> {
         self.clean.index_axis(Dim(1), n)
@@ -68,9 +74,8 @@ impl ConditionTokens {
         let mut inputs = vec![("levels".to_string(), Tensor::from(Array1::from(self.levels.clone())))];
         for (name, own) in Av::NAMES.zip(self.streams.as_ref()) {
             let level = vec![own.level.view(); batch];
-            let clean = if own.clean.dim().0 == 1 { vec![own.clean.view(); batch] } else { vec![own.clean.view()] };
             let level = ndarray::concatenate(Dim(0), &level).expect("copies have one shape");
-            let clean = ndarray::concatenate(Dim(0), &clean).expect("copies have one shape");
+            let clean = own.clean_of(batch);
             inputs.extend([(format!("level.{name}"), level.into()), (format!("clean.{name}"), clean.into())]);
         }
         inputs

@@ -23,7 +23,7 @@ use crate::av::Av;
 use crate::failpoint;
 use crate::request::{Noising, Request, Shapes};
 use crate::runtime::{Outputs, ShardedTensor};
-use crate::sampling::denoise::DenoiseShape;
+use crate::sampling::denoise::{DenoiseShape, StreamRole};
 use crate::tensor::Tensor;
 
 /// Names of a pass' programs and dumped tensors.
@@ -119,6 +119,12 @@ impl Run<'_> {
         if let Some(appended) = appended {
             start.video = concatenated(&start.video, &fixed(appended)?)?;
         }
+        if let (Some(conditions), None) = (&conditions, &before) {
+            let kept = start.as_mut().zip(conditions.streams.as_ref()).zip(shapes.roles);
+            for ((start, own), _) in kept.into_iter().filter(|(_, role)| *role == StreamRole::Kept) {
+                *start = own.clean_of(self.batch.size());
+            }
+        }
         if let Some(Before { tokens, generated, .. }) = before {
             for ((start, own), denoised) in start.as_mut().zip(tokens.as_ref()).zip(shapes.denoised()) {
                 if !denoised {
@@ -161,7 +167,8 @@ impl Run<'_> {
     /// The plugin's message; [`PipelineError::Interrupted`] when the watch says so; the stream whose latents are not
     /// finite, and the step after which.
     pub(crate) fn denoise(&mut self, pass: Pass, text: &Outputs, sound: Option<&Array3<f32>>) -> Result<Denoised> {
-        let text_contexts = Av::NAMES.try_map(|stream| branch_text(text, stream, &pass.shape))?;
+        let streams = Av::NAMES.zip(pass.shapes.denoised());
+        let text_contexts = streams.try_map(|(stream, denoised)| branch_text(text, stream, denoised, &pass.shape))?;
         let conditions = pass.conditions.as_ref();
         let spec = PassSpec { request: pass.request, shape: &pass.shape, shapes: &pass.shapes, conditions };
         let prepare = self.runner.prepare(pass.names.prepare, spec, text_contexts)?;

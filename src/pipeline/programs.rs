@@ -120,7 +120,7 @@ impl Programs {
 
     /// The programs of a run of this request.
     pub fn kinds(&self) -> impl Iterator<Item = ProgramKind> {
-        let (two_passes, images) = (self.second.is_some(), self.first.has_images());
+        let (two_passes, images) = (self.second.is_some(), self.first.has_images() || self.first.given_frames().is_some());
         let (keyframes, rounds) = (self.keyframes, self.rounds.is_some());
         let (diffusion, tiled) = (self.diffusion, self.first.tiling.is_some());
         let runs = move |row: &&ProgramRow| match row.runs {

@@ -2,10 +2,13 @@
 //! hold; first frame, keyframes and the like are constructors of it.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use super::RequestError;
 use crate::av::Av;
-use crate::config::{self, Config, Reference};
+use crate::config::{self, Config, Pipeline, Reference};
+use crate::media::Frames;
+use crate::sampling::denoise::StreamRole;
 
 /// Known tokens of a stream.
 #[derive(Clone, Debug, PartialEq)]
@@ -33,10 +36,33 @@ pub enum Content {
         /// Safetensors file.
         path: PathBuf,
     },
+    /// Frames of a video.
+    Video(VideoPart),
     /// A frame that the model makes: known are none of its tokens.
     Generated,
     /// A keyframe of the pass before, by its place among those that it is given.
     Carried(usize),
+}
+
+/// Part of a video as latents.
+#[derive(Clone, Debug, PartialEq)]
+pub struct VideoPart {
+    pub source: VideoSource,
+    /// Number of frames that are encoded: one more than whole latents of them.
+    pub frames: usize,
+    /// Takes the video's last ones instead of its first.
+    pub last: bool,
+    /// First latents that are left out: that of a single frame stands for no eight.
+    pub skipped: usize,
+}
+
+/// Where a video's frames are.
+#[derive(Clone, Debug, PartialEq)]
+pub enum VideoSource {
+    /// File, or folder of PNG frames.
+    File(PathBuf),
+    /// Frames at hand.
+    Frames(Arc<Frames>),
 }
 
 /// Which tokens a condition fixes.
@@ -44,6 +70,17 @@ pub enum Content {
 pub enum Placement {
     /// The stream's first ones.
     First,
+    /// The stream's last own ones.
+    Last,
+    /// All of the stream's own.
+    Whole,
+    /// Those of the stream's own that touch no part of a time span, of content as long as the stream.
+    Outside {
+        /// Start in seconds.
+        start: f64,
+        /// End in seconds.
+        end: f64,
+    },
     /// Tokens of their own behind the video's, with the positions of a frame; dropped at the end.
     Appended {
         /// Frame of the video, from 0.
@@ -113,11 +150,31 @@ impl Condition {
         })
     }
 
+    /// The first frames of a video, kept at `placement`.
+    pub fn video(source: VideoSource, frames: usize, placement: Placement) -> Self {
+        let content = Content::Video(VideoPart { source, frames, last: false, skipped: 0 });
+        Condition { content, placement, strength: 1.0 }
+    }
+
+    /// The end of a video, of `frames`, that a clip goes on behind.
+    pub fn prefix(source: VideoSource, frames: usize) -> Self {
+        let content = Content::Video(VideoPart { source, frames, last: true, skipped: 0 });
+        Condition { content, placement: Placement::First, strength: 1.0 }
+    }
+
+    /// The start of a video, of `frames`, that a clip leads up to. Its first frame is made anew: a clip's last latents are of
+    /// eight frames each.
+    pub fn suffix(source: VideoSource, frames: usize) -> Self {
+        let content = Content::Video(VideoPart { source, frames, last: false, skipped: 1 });
+        Condition { content, placement: Placement::Last, strength: 1.0 }
+    }
+
     /// The file that it comes from, where there is one.
     pub fn path(&self) -> Option<&Path> {
         match &self.content {
             Content::Image { path, .. } | Content::AudioLatents { path } => Some(path),
-            Content::Generated | Content::Carried(_) => None,
+            Content::Video(VideoPart { source: VideoSource::File(path), .. }) => Some(path),
+            Content::Video(_) | Content::Generated | Content::Carried(_) => None,
         }
     }
 
@@ -125,7 +182,11 @@ impl Condition {
     pub fn appended_at(&self) -> Option<(usize, Span)> {
         match self.placement {
             Placement::Appended { frame, span } => Some((frame, span)),
-            Placement::First | Placement::Span { .. } => None,
+            Placement::First
+            | Placement::Last
+            | Placement::Whole
+            | Placement::Outside { .. }
+            | Placement::Span { .. } => None,
         }
     }
 
@@ -168,13 +229,49 @@ pub(crate) fn conditions(config: &Config) -> Result<Av<Vec<Condition>>, RequestE
     let sound = config.request.audio_latents.iter().map(Condition::audio_span);
     let frames = config.request.num_frames.count().unwrap_or(1);
     let slots = generated(config.conditioning.generated_keyframes, frames)?.into_iter().map(Condition::generated);
-    Ok(Av { video: images.chain(slots).collect(), audio: sound.collect::<Result<_, _>>()? })
+    let given = given_video(config, frames);
+    Ok(Av { video: given.chain(images).chain(slots).collect(), audio: sound.collect::<Result<_, _>>()? })
 }
 
-/// Noise levels of tokens as parts of a step's: 1 first, then each other one of the conditions.
-pub(crate) fn noise_levels(conditions: &Av<Vec<Condition>>) -> Vec<f32> {
+/// What a pipeline keeps of the video that it is given.
+fn given_video(config: &Config, frames: usize) -> impl Iterator<Item = Condition> + use<> {
+    let r = &config.request;
+    let source = r.video.as_ref().map(|path| VideoSource::File(path.into()));
+    let kept = source.and_then(|source| match (config.pipeline, &r.retake, &r.extend) {
+        (Pipeline::Retake, Some(span), _) if span.video => {
+            let placement = Placement::Outside { start: span.start, end: span.end.unwrap_or(f64::INFINITY) };
+            Some(Condition::video(source, frames, placement))
+        }
+        (Pipeline::Retake | Pipeline::VideoToAudio, ..) => Some(Condition::video(source, frames, Placement::Whole)),
+        (Pipeline::Extend, _, Some(extend)) if extend.before => Some(Condition::suffix(source, extend.overlap)),
+        (Pipeline::Extend, _, Some(extend)) => Some(Condition::prefix(source, extend.overlap)),
+        _ => None,
+    });
+    kept.into_iter()
+}
+
+/// Role of each stream in a pipeline. Lightricks' 1.0.0 denoises a stream that is kept whole with a mask of zeros, so that the
+/// other one sees the step's noise level in it.
+pub(crate) fn roles(config: &Config) -> Av<StreamRole> {
+    let kept = match config.conditioning.kept_streams {
+        Reference::Official1 => StreamRole::Denoised,
+        Reference::Official | Reference::Diffusers => StreamRole::Kept,
+    };
+    let span = config.request.retake.as_ref();
+    let video = match config.pipeline {
+        Pipeline::VideoToAudio => kept,
+        Pipeline::Retake if span.is_some_and(|span| !span.video) => kept,
+        Pipeline::TextToAudio => StreamRole::Absent,
+        _ => StreamRole::Denoised,
+    };
+    Av { video, audio: StreamRole::Denoised }
+}
+
+/// Noise levels of tokens as parts of a step's: 1 first, then each other one of the conditions of streams that are denoised.
+pub(crate) fn noise_levels(conditions: &Av<Vec<Condition>>, roles: Av<StreamRole>) -> Vec<f32> {
     let mut levels = vec![1.0];
-    for level in conditions.as_ref().into_iter().flatten().map(Condition::noise_level) {
+    let denoised = conditions.as_ref().zip(roles).into_iter().filter(|(_, role)| *role == StreamRole::Denoised);
+    for level in denoised.flat_map(|(own, _)| own).map(Condition::noise_level) {
         if !levels.contains(&level) {
             levels.push(level);
         }

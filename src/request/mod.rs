@@ -14,8 +14,8 @@ mod tests;
 mod tiling;
 
 pub use canvas::{Canvas, KeyframeSource, TemporalTile};
-pub use condition::{Condition, Content, Placement, Span};
-pub(crate) use condition::{conditions, noise_levels};
+pub use condition::{Condition, Content, Placement, Span, VideoPart, VideoSource};
+pub(crate) use condition::{conditions, noise_levels, roles};
 pub(crate) use dfr::Round;
 pub use dfr::{Dfr, DfrForm};
 pub(crate) use diffusion_tiles::Blend;
@@ -190,6 +190,14 @@ impl Request {
         self.conditions.video.iter().any(|c| matches!(c.content, Content::Image { .. }))
     }
 
+    /// Frames of a given video that the video encoder encodes, where there is one.
+    pub(crate) fn given_frames(&self) -> Option<usize> {
+        self.conditions.video.iter().find_map(|c| match &c.content {
+            Content::Video(part) => Some(part.frames),
+            _ => None,
+        })
+    }
+
     /// Shape of the denoising programs for `batch` such requests.
     pub fn denoise_shape(&self, sizes: &ModelSizes, shapes: &Shapes, batch: usize) -> DenoiseShape {
         let branches = branches(self.scales);
@@ -202,8 +210,10 @@ impl Request {
             // Each video is a request of its own: its neighbours have no part in its statistics.
             rescale: if batch > 1 { RescaleScope::PerSample } else { self.rescale },
             branches,
-            levels: noise_levels(&self.conditions).len(),
-            conditioned: self.conditions.as_ref().map(|all| all.iter().any(|c| c.noise_level() != 1.0)),
+            levels: noise_levels(&self.conditions, self.roles).len(),
+            conditioned: self.conditions.as_ref().zip(shapes.denoised()).map(|(all, denoised)| {
+                denoised && all.iter().any(|c| c.noise_level() != 1.0)
+            }),
             keyframes: sizes.transformer.use_keyframes_abs_pos_embedding
                 && (self.first_frame_marker || self.conditions.video.iter().any(|c| c.content == Content::Generated)),
             roles: self.roles,

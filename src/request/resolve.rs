@@ -2,12 +2,13 @@
 
 use super::{
     Canvas, Dfr, DfrForm, ModelSizes, NoiseOrder, Noising, RefinePass, Request, RequestError, Shapes, Tiling,
-    conditions,
+    conditions, roles,
 };
 use crate::av::Av;
 use crate::config::{self, Config, Dtype, Job, Pipeline, Reference};
 use crate::hlo::DType;
 use crate::models::transformer::{CrossTimestep, TransformerConfig};
+use crate::sampling::denoise::StreamRole;
 use crate::sampling::guidance::{RescaleScope, Scales};
 use crate::sampling::sigmas::{self, FlowMatch};
 use crate::sampling::{AnySampler, SamplingError, StepDraws};
@@ -89,7 +90,15 @@ pub(crate) fn of_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<R
              (keyframes_abs_pos_embedding): take LTX-2.5's, or 0"
         )));
     }
-    let scales = scales(config);
+    let roles = roles(config);
+    // Guidance of what does not change changes nothing; without video there is no pass without it.
+    let scales = scales(config).zip(roles).map(|(scales, role)| match role {
+        StreamRole::Denoised if roles.into_iter().any(|role| role == StreamRole::Absent) => {
+            Scales { modality: Scales::NEUTRAL.modality, ..scales }
+        }
+        StreamRole::Denoised => scales,
+        StreamRole::Kept | StreamRole::Absent => Scales::NEUTRAL,
+    });
     let dfr = dfr(config, num_frames, sizes.video_grid.temporal_compression)?;
     Ok(Request {
         prompt: job.prompt.clone(),
@@ -125,8 +134,8 @@ pub(crate) fn of_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<R
             Reference::Official1 | Reference::Diffusers => Noising::Known,
         },
         positions: positions(config),
-        roles: Av::default(),
-        draws_kept: false,
+        roles,
+        draws_kept: true,
         conditions: conditions(config)?,
         refine: refine(config)?,
         dfr,
