@@ -35,7 +35,7 @@ fn broken(path: &Path, what: &str) -> Error {
 }
 
 /// stdout of ffmpeg for one stream of a file; none if the file has no such stream.
-fn decoded(path: &Path, ffmpeg: &Path, how: &[&str]) -> Result<Option<Vec<u8>>> {
+pub(super) fn decoded(path: &Path, ffmpeg: &Path, how: &[&str]) -> Result<Option<Vec<u8>>> {
     let mut command = Command::new(ffmpeg);
     command.args(["-hide_banner", "-loglevel", "error", "-i"]).arg(path).args(how).arg("pipe:1").stdin(Stdio::null());
     let output = command.output().map_err(|e| Error::NoDecoder { path: path.to_path_buf(), reason: e.to_string() })?;

@@ -1,4 +1,5 @@
-//! Conditions to tokens: images read, put through H.264 as the model's training data was, encoded; latents of earlier runs.
+//! Conditions to tokens: images read, put through H.264 as the model's training data was, encoded; sound encoded; latents of
+//! earlier runs.
 
 use std::ops::Range;
 use std::path::Path;
@@ -8,6 +9,7 @@ use ndarray::{Array3, Array4, s};
 use super::conditions::{ConditionTokens, StreamTokens};
 use super::error::{PipelineError, Result};
 use super::runner::Runner;
+use super::sound_encoder::given_sound;
 use super::tensors::fixed;
 use crate::av::Av;
 use crate::media::{self, RoundTrip};
@@ -25,6 +27,7 @@ const AUDIO_LATENTS: &str = "latents.audio";
 pub(crate) fn check(condition: &Condition) -> Result<()> {
     match &condition.content {
         Content::Image { path, .. } => Ok(media::read_image(path).map(drop)?),
+        Content::Sound { path, start, duration } => given_sound(path, *start, *duration, 0.0).map(drop),
         Content::AudioLatents { path } => audio_latents(path).map(drop),
         Content::Generated | Content::Carried(_) => Ok(()),
     }
@@ -78,6 +81,11 @@ impl Runner {
             for condition in conditions {
                 let tokens = match &condition.content {
                     Content::Image { path, crf } => self.image_tokens(path, *crf, request)?,
+                    Content::Sound { path, start, duration } => {
+                        let seconds = request.num_frames as f64 / request.frame_rate;
+                        let sound = given_sound(path, *start, *duration, seconds)?;
+                        self.encode_audio(&sound, shapes.audio.length)?
+                    }
                     Content::AudioLatents { path } => self.audio_tokens(path, &shapes.audio)?,
                     Content::Generated => Array3::zeros((1, frame, stream.clean.shape()[2])),
                     Content::Carried(at) => {
@@ -90,7 +98,7 @@ impl Runner {
                     levels.iter().position(|l| *l == condition.noise_level()).expect("a level of each condition");
                 let n = tokens.shape()[1];
                 let (from, to) = match condition.placement {
-                    Placement::First => (0..n, 0..n),
+                    Placement::First | Placement::Whole => (0..n, 0..n),
                     Placement::Appended { .. } => {
                         behind += n;
                         (0..n, behind - n..behind)

@@ -42,6 +42,7 @@ pub mod runner;
 pub mod saved;
 pub mod session;
 pub mod setup;
+mod sound_encoder;
 pub mod tensors;
 pub mod text_to_video;
 pub mod tiles;

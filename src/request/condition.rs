@@ -28,6 +28,15 @@ pub enum Content {
         /// CRF of the H.264 round trip before it is encoded; 0 for none.
         crf: u8,
     },
+    /// Sound as a file.
+    Sound {
+        /// File of any rate and number of channels.
+        path: PathBuf,
+        /// Second of it that the video starts at.
+        start: f64,
+        /// Seconds that are heard, silence behind them; all without.
+        duration: Option<f64>,
+    },
     /// Audio latents of a video of the same duration: `latents.audio` in what `--dump` wrote.
     AudioLatents {
         /// Safetensors file.
@@ -44,6 +53,8 @@ pub enum Content {
 pub enum Placement {
     /// The stream's first ones.
     First,
+    /// All of the stream's own.
+    Whole,
     /// Tokens of their own behind the video's, with the positions of a frame; dropped at the end.
     Appended {
         /// Frame of the video, from 0.
@@ -116,7 +127,7 @@ impl Condition {
     /// The file that it comes from, where there is one.
     pub fn path(&self) -> Option<&Path> {
         match &self.content {
-            Content::Image { path, .. } | Content::AudioLatents { path } => Some(path),
+            Content::Image { path, .. } | Content::Sound { path, .. } | Content::AudioLatents { path } => Some(path),
             Content::Generated | Content::Carried(_) => None,
         }
     }
@@ -125,7 +136,7 @@ impl Condition {
     pub fn appended_at(&self) -> Option<(usize, Span)> {
         match self.placement {
             Placement::Appended { frame, span } => Some((frame, span)),
-            Placement::First | Placement::Span { .. } => None,
+            Placement::First | Placement::Whole | Placement::Span { .. } => None,
         }
     }
 

@@ -188,6 +188,11 @@ impl Request {
         self.conditions.video.iter().any(|c| matches!(c.content, Content::Image { .. }))
     }
 
+    /// Whether sound is given, which the audio encoder encodes.
+    pub fn has_sound(&self) -> bool {
+        self.conditions.audio.iter().any(|c| matches!(c.content, Content::Sound { .. }))
+    }
+
     /// Shape of the denoising programs for `batch` such requests.
     pub fn denoise_shape(&self, sizes: &ModelSizes, shapes: &Shapes, batch: usize) -> DenoiseShape {
         let branches = branches(self.scales);
