@@ -7,7 +7,6 @@ use ndarray::{Array, Array3, ArrayD, Axis as Dim, Ix3, RemoveAxis};
 
 use super::error::{PipelineError, Result};
 use super::executor::Executor;
-use super::packing::pack;
 use super::tensors::fixed;
 use crate::av::Av;
 use crate::config;
@@ -15,7 +14,7 @@ use crate::hlo::DType;
 use crate::models::diffusion_decoder::{DiffusionDecoderConfig, noise_shape};
 use crate::nn::{Axis, Layout};
 use crate::runtime::noise;
-use crate::sampling::latents::{AudioShape, VideoShape, unpack_audio};
+use crate::sampling::latents::{AudioShape, VideoShape, pack_audio, unpack_audio};
 use crate::sampling::noise::TorchRng;
 use crate::tensor::Tensor;
 
@@ -79,11 +78,14 @@ impl<'a> Batch<'a> {
 /// Tensors of a pass's starting noise, one row of each: their names and shapes.
 pub(super) fn draws(shapes: &Shapes, sizes: &ModelSizes) -> Vec<(&'static str, Vec<usize>)> {
     let (v, a) = (&shapes.video, &shapes.audio);
-    let mut draws = vec![("video", vec![1, v.channels, v.frames, v.height, v.width])];
-    if shapes.denoises_audio {
+    let mut draws = Vec::new();
+    if shapes.drawn.video {
+        draws.push(("video", vec![1, v.channels, v.frames, v.height, v.width]));
+    }
+    if shapes.drawn.audio {
         draws.push(("audio", vec![1, a.channels, a.length, a.mel_bins]));
     }
-    if shapes.appended > 0 {
+    if shapes.drawn.video && shapes.appended > 0 {
         draws.push(("appended", vec![1, shapes.appended, sizes.transformer.in_channels]));
     }
     draws
@@ -133,25 +135,24 @@ impl DrawOrder {
 
 /// Starting noise of a pass.
 pub struct Drawn {
-    /// Unpacked, `[b, C, F, H, W]`.
-    pub video: ArrayD<f32>,
-    /// Unpacked, `[b, C, L, M]`; none where sound is not denoised.
+    /// Unpacked, `[b, C, F, H, W]`; none where that stream takes none.
+    pub video: Option<ArrayD<f32>>,
+    /// Unpacked, `[b, C, L, M]`; none where that stream takes none.
     pub audio: Option<ArrayD<f32>>,
     /// Of tokens behind the video's own, `[b, extra, c]`.
     pub appended: Option<ArrayD<f32>>,
 }
 
 impl Drawn {
-    /// As the loop's tokens, without those that are appended; no sound where none was drawn.
+    /// As the loop's tokens, without those that are appended; no tokens of a stream that none was drawn for.
     ///
     /// # Errors
     /// None that sizes of a request can cause.
     pub(crate) fn tokens(self, sizes: &ModelSizes) -> Result<Av<Array3<f32>>> {
-        let video = fixed(self.video)?;
-        match self.audio {
-            Some(audio) => pack(sizes, &video, &fixed(audio)?),
-            None => Ok(Av { video: sizes.video_grid.pack(video.view())?, audio: Array3::zeros((0, 0, 0)) }),
-        }
+        let none = || Array3::zeros((0, 0, 0));
+        let video = self.video.map(|video| Ok::<_, PipelineError>(sizes.video_grid.pack(fixed(video)?.view())?));
+        let audio = self.audio.map(|audio| Ok::<_, PipelineError>(pack_audio(fixed(audio)?.view())));
+        Ok(Av { video: video.transpose()?.unwrap_or_else(none), audio: audio.transpose()?.unwrap_or_else(none) })
     }
 }
 
@@ -172,9 +173,8 @@ impl Noise {
         }
         let mut joined = self.rows(executor, &draws(shapes, sizes), DType::F32)?.into_iter();
         let mut next = || joined.next().unwrap_or_else(|| ArrayD::default(ndarray::IxDyn(&[0])));
-        let video = next();
-        let audio = shapes.denoises_audio.then(&mut next);
-        Ok(Drawn { video, audio, appended: (shapes.appended > 0).then(next) })
+        let Av { video, audio } = shapes.drawn.map(|drawn| drawn.then(&mut next));
+        Ok(Drawn { video, audio, appended: (shapes.drawn.video && shapes.appended > 0).then(next) })
     }
 
     /// The noise of a pass in an order of its own.
@@ -189,23 +189,25 @@ impl Noise {
         let mut all = draws(shapes, sizes);
         if tokens.video {
             all.retain(|(name, _)| *name != "appended");
-            all[0].1 = vec![1, shapes.tokens.video, channels.video];
         }
-        if tokens.audio && shapes.denoises_audio {
-            all[1].1 = vec![1, shapes.tokens.audio, channels.audio];
+        for ((name, of_tokens), (n, c)) in Av::NAMES.zip(tokens).zip(shapes.tokens.zip(channels)) {
+            for (_, shape) in all.iter_mut().filter(|(drawn, _)| of_tokens && *drawn == name) {
+                *shape = vec![1, n, c];
+            }
         }
-        let types = [dtype, DType::F32, DType::F32];
-        let one = |(draw, dtype)| Ok(self.rows(executor, std::slice::from_ref(draw), dtype)?.remove(0));
-        let mut drawn = all.iter().zip(types).map(one).collect::<Result<Vec<ArrayD<f32>>>>()?.into_iter();
-        let mut video = drawn.next().unwrap_or_default();
-        let mut audio = shapes.denoises_audio.then(|| drawn.next()).flatten();
+        let one = |draw: &(&'static str, Vec<usize>)| {
+            let dtype = if draw.0 == Av::NAMES.video { dtype } else { DType::F32 };
+            Ok(self.rows(executor, std::slice::from_ref(draw), dtype)?.remove(0))
+        };
+        let mut drawn = all.iter().map(one).collect::<Result<Vec<ArrayD<f32>>>>()?.into_iter();
+        let Av { mut video, mut audio } = shapes.drawn.map(|is_drawn| is_drawn.then(|| drawn.next()).flatten());
         let mut appended = drawn.next();
-        if tokens.video {
-            let all = fixed::<_, Ix3>(video)?;
+        if let Some(all) = video.take_if(|_| tokens.video) {
+            let all = fixed::<_, Ix3>(all)?;
             let (own, rest) = all.view().split_at(Dim(1), shapes.own_tokens());
             let shape = VideoShape { batch: all.shape()[0], ..shapes.video };
             appended = (shapes.appended > 0).then(|| rest.to_owned().into_dyn());
-            video = sizes.video_grid.unpack(own, &shape)?.into_dyn();
+            video = Some(sizes.video_grid.unpack(own, &shape)?.into_dyn());
         }
         if let Some(tokens) = audio.take_if(|_| tokens.audio) {
             let all = fixed::<_, Ix3>(tokens)?;

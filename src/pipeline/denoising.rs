@@ -68,7 +68,7 @@ impl Names {
 
 /// Normalised tokens that a pass starts from.
 pub(crate) struct Before {
-    /// The streams' own, `[b, n, c]` and `[b, m, c]`; of sound that is not denoised, those it has.
+    /// The streams' own, `[b, n, c]` and `[b, m, c]`; of a stream that is not denoised, those it has.
     pub(crate) tokens: Av<Array3<f32>>,
     /// Of the frames that it generates, `[b, k·n, c]`, none where they start from noise alone.
     pub(crate) generated: Option<Array3<f32>>,
@@ -109,9 +109,10 @@ impl Run<'_> {
         let shape = request.denoise_shape(sizes, &shapes, self.batch.size());
         let order = DrawOrder::of(request, names.phase == Phase::Refine, self.runner.build.dtype);
         let mut drawn = self.noise.draw(&mut self.runner.executor, &shapes, sizes, order)?;
-        self.dump.keep_row(&format!("{}noise.video", names.dump), &drawn.video, 1, 0);
-        if let Some(audio) = &drawn.audio {
-            self.dump.keep_row(&format!("{}noise.audio", names.dump), audio, 1, 0);
+        for (stream, noise) in Av::NAMES.zip(Av { video: &drawn.video, audio: &drawn.audio }) {
+            if let Some(noise) = noise {
+                self.dump.keep_row(&format!("{}noise.{stream}", names.dump), noise, 1, 0);
+            }
         }
         let appended = drawn.appended.take();
         let mut start = drawn.tokens(sizes)?;
@@ -119,8 +120,10 @@ impl Run<'_> {
             start.video = concatenated(&start.video, &fixed(appended)?)?;
         }
         if let Some(Before { tokens, generated, .. }) = before {
-            if !shapes.denoises_audio {
-                start.audio.clone_from(&tokens.audio);
+            for ((start, own), denoised) in start.as_mut().zip(tokens.as_ref()).zip(shapes.denoised()) {
+                if !denoised {
+                    start.clone_from(own);
+                }
             }
             let mut old = start.as_ref().map(|noise| Array3::zeros(noise.raw_dim()));
             for (old, own) in old.as_mut().zip(tokens) {
@@ -138,9 +141,9 @@ impl Run<'_> {
                 conditions.place(old.as_mut());
             }
             let part = *request.sigmas.first().expect("a schedule has a level");
-            // Sound that is not denoised is what it was.
-            let starting = start.as_mut().into_iter().take(1 + usize::from(shapes.denoises_audio));
-            for (noise, old) in starting.zip(old) {
+            // A stream that is not denoised is what it was.
+            let starting = start.as_mut().zip(old).zip(shapes.denoised());
+            for ((noise, old), _) in starting.into_iter().filter(|(_, denoised)| *denoised) {
                 noise.zip_mut_with(&old, |x, old| *x = *x * part + old * (1.0 - part));
             }
         }
@@ -288,11 +291,8 @@ impl Pass<'_> {
 
     /// Tokens and channels that steps draw noise for.
     fn tokens(&self) -> Av<[usize; 2]> {
-        let mut tokens = self.start.as_ref().map(|latents| [latents.shape()[1], latents.shape()[2]]);
-        if !self.shapes.denoises_audio {
-            tokens.audio[0] = 0;
-        }
-        tokens
+        let tokens = self.start.as_ref().map(|latents| [latents.shape()[1], latents.shape()[2]]);
+        tokens.zip(self.shapes.denoised()).map(|([n, c], denoised)| [if denoised { n } else { 0 }, c])
     }
 }
 

@@ -14,7 +14,7 @@ use crate::av::Av;
 use crate::models::transformer::TransformerConfig;
 use crate::request::{Dfr, KeyframeSource, Request, Round, Shapes};
 use crate::runtime::Outputs;
-use crate::sampling::denoise::AudioRole;
+use crate::sampling::denoise::StreamRole;
 use crate::sampling::latents::VideoShape;
 
 impl Run<'_> {
@@ -132,7 +132,7 @@ impl Run<'_> {
         sound: &Array3<f32>,
     ) -> Result<Array3<f32>> {
         let count = Shapes::of(&self.runner.model.sizes, request)?.audio.length;
-        if request.audio == AudioRole::Absent {
+        if request.roles.audio == StreamRole::Absent {
             let TransformerConfig { audio_in_channels, .. } = self.runner.model.sizes.transformer;
             return Ok(Array3::zeros((self.batch.size(), count, audio_in_channels)));
         }

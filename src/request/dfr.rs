@@ -3,7 +3,7 @@
 
 use super::{Canvas, Condition, Content, KeyframeSource, Noising, Placement, Request, TemporalTile};
 use crate::av::Av;
-use crate::sampling::denoise::AudioRole;
+use crate::sampling::denoise::StreamRole;
 use crate::sampling::{EulerAncestral, StepDraws};
 
 /// Part of a round's steps that is drawn anew.
@@ -124,9 +124,12 @@ impl Dfr {
             sampler: sampler.into(),
             noising: Noising::Latents,
             conditions: Av { video: images.chain(anchors).chain(slots).collect(), audio: Vec::new() },
-            audio: match self.form {
-                DfrForm::Official => AudioRole::Absent,
-                DfrForm::Diffusers => AudioRole::Kept,
+            roles: Av {
+                audio: match self.form {
+                    DfrForm::Official => StreamRole::Absent,
+                    DfrForm::Diffusers => StreamRole::Kept,
+                },
+                ..second.roles
             },
             ..second.clone()
         }

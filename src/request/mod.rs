@@ -33,7 +33,7 @@ use crate::config;
 use crate::hlo::DType;
 use crate::models::transformer::CrossTimestep;
 use crate::sampling::AnySampler;
-use crate::sampling::denoise::{AudioRole, DenoiseShape};
+use crate::sampling::denoise::{DenoiseShape, StreamRole};
 use crate::sampling::guidance::{Branch, RescaleScope, Scales, branches};
 
 /// A request for one video with sound.
@@ -78,8 +78,10 @@ pub struct Request {
     pub noising: Noising,
     /// Type that the video's positions are rounded to.
     pub positions: DType,
-    /// Whether sound is made with the video.
-    pub audio: AudioRole,
+    /// Role of each stream.
+    pub roles: Av<StreamRole>,
+    /// Whether noise is drawn, and dropped, for a stream that is kept: what is drawn later is then other noise (Lightricks).
+    pub draws_kept: bool,
     /// Known tokens of video and audio.
     pub conditions: Av<Vec<Condition>>,
     /// A second pass at this size; the first then has half of it.
@@ -209,7 +211,7 @@ impl Request {
             conditioned: self.conditions.as_ref().map(|all| all.iter().any(|c| c.noise_level() != 1.0)),
             keyframes: sizes.transformer.use_keyframes_abs_pos_embedding
                 && (self.first_frame_marker || self.conditions.video.iter().any(|c| c.content == Content::Generated)),
-            audio: self.audio,
+            roles: self.roles,
             cross: self.cross,
             sampler: self.sampler.clone(),
         }

@@ -8,7 +8,6 @@ use crate::av::Av;
 use crate::config::{self, Config, Dtype, Job, Pipeline, Reference};
 use crate::hlo::DType;
 use crate::models::transformer::{CrossTimestep, TransformerConfig};
-use crate::sampling::denoise::AudioRole;
 use crate::sampling::guidance::{RescaleScope, Scales};
 use crate::sampling::sigmas::{self, FlowMatch};
 use crate::sampling::{AnySampler, SamplingError, StepDraws};
@@ -126,7 +125,8 @@ pub(crate) fn of_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<R
             Reference::Official1 | Reference::Diffusers => Noising::Known,
         },
         positions: positions(config),
-        audio: AudioRole::Denoised,
+        roles: Av::default(),
+        draws_kept: false,
         conditions: conditions(config)?,
         refine: refine(config)?,
         dfr,
@@ -244,7 +244,9 @@ mod tests {
         let video = VideoShape { batch: 1, channels: 1, frames: 1, height: 25, width: 32 };
         let audio = AudioShape { batch: 1, channels: 1, length: 1, mel_bins: 1 };
         // 200 of the 1000 tokens are appended.
-        let shapes = Shapes { video, audio, tokens: Av { video: 1000, audio: 1 }, appended: 200, denoises_audio: true };
+        let tokens = Av { video: 1000, audio: 1 };
+        let roles = Av::default();
+        let shapes = Shapes { video, audio, tokens, appended: 200, roles, drawn: Av::both(true) };
         let of = |set: &[&str]| sigmas(&config(set), &scheduler, &shapes).expect("a schedule");
         let (steps, list) = ("sampler.steps=6", "sampler.sigmas=[0.9, 0.4]");
         let diffusers = "sampler.sigma_shift=diffusers";
@@ -270,7 +272,9 @@ mod tests {
         // A list is taken as it is by the distilled one's.
         let video = VideoShape { batch: 1, channels: 1, frames: 1, height: 25, width: 32 };
         let audio = AudioShape { batch: 1, channels: 1, length: 1, mel_bins: 1 };
-        let shapes = Shapes { video, audio, tokens: Av { video: 800, audio: 1 }, appended: 0, denoises_audio: true };
+        let tokens = Av { video: 800, audio: 1 };
+        let roles = Av::default();
+        let shapes = Shapes { video, audio, tokens, appended: 0, roles, drawn: Av::both(true) };
         assert_eq!(sigmas(&config(&[list, diffusers]), &distilled, &shapes).expect("a schedule"), [0.9, 0.4, 0.0]);
     }
 

@@ -7,7 +7,7 @@ use ndarray::{Array2, Array4, s};
 use super::{Condition, Content, ModelSizes, Request, coordinate_grids};
 use crate::av::Av;
 use crate::sampling::SamplingError;
-use crate::sampling::denoise::AudioRole;
+use crate::sampling::denoise::StreamRole;
 use crate::sampling::latents::{AudioShape, VideoShape};
 
 /// Latent sizes of a pass.
@@ -20,8 +20,10 @@ pub struct Shapes {
     pub tokens: Av<usize>,
     /// Video tokens of conditions behind the video's own.
     pub appended: usize,
-    /// Whether the sound starts from noise.
-    pub(crate) denoises_audio: bool,
+    /// Role of each stream.
+    pub(crate) roles: Av<StreamRole>,
+    /// Streams that noise is drawn for.
+    pub(crate) drawn: Av<bool>,
 }
 
 impl Shapes {
@@ -39,7 +41,7 @@ impl Shapes {
         let video = sizes.video_grid.latents(1, sizes.video_channels, width, height, num_frames)?;
         let audio = sizes.audio_grid.latents(1, sizes.audio_channels, num_frames, frame_rate)?;
         let tokens = Av { video: sizes.video_grid.tokens(&video), audio: audio.length };
-        Ok(Shapes { video, audio, tokens, appended: 0, denoises_audio: true })
+        Ok(Shapes { video, audio, tokens, appended: 0, roles: Av::default(), drawn: Av::both(true) })
     }
 
     /// The latents and tokens of a pass.
@@ -51,8 +53,13 @@ impl Shapes {
         let image = sizes.video_grid.tokens(&VideoShape { frames: 1, ..shapes.video });
         let appended = image * r.conditions.video.iter().filter_map(Condition::appended_at).count();
         let tokens = Av { video: shapes.tokens.video + appended, ..shapes.tokens };
-        let denoises_audio = r.audio == AudioRole::Denoised;
-        Ok(Shapes { tokens, appended, denoises_audio, ..shapes })
+        let drawn = r.roles.map(|role| role == StreamRole::Denoised || role == StreamRole::Kept && r.draws_kept);
+        Ok(Shapes { tokens, appended, roles: r.roles, drawn, ..shapes })
+    }
+
+    /// Streams whose latents change.
+    pub(crate) fn denoised(&self) -> Av<bool> {
+        self.roles.map(|role| role == StreamRole::Denoised)
     }
 
     /// The video's own tokens.

@@ -9,7 +9,7 @@ use super::MAX_STEPS;
 use super::guided::GuidedTransformer;
 use super::sampler::{Evaluation, StreamState, Tables};
 use super::shape::Latents;
-pub use super::shape::{AudioRole, DenoiseShape};
+pub use super::shape::{DenoiseShape, StreamRole};
 use crate::av::Av;
 use crate::hlo::{DType, Result, Type, Value};
 use crate::models::Network;
@@ -50,9 +50,11 @@ pub fn prepare(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Re
     };
     let own = shape.conditioned.map(|conditioned| if conditioned { &own } else { &scalar });
     let mut levels = own.map(|timestep| Levels { timestep, sigma: &scalar });
-    let clean = (!shape.denoised().audio).then(|| &scalar * 0.0);
+    let denoised = shape.denoised();
+    let clean = denoised.into_iter().any(|denoised| !denoised).then(|| &scalar * 0.0);
     if let Some(clean) = &clean {
-        levels.audio = Levels { timestep: clean, sigma: clean };
+        let frozen = levels.as_mut().zip(denoised).into_iter().filter(|(_, denoised)| !denoised);
+        frozen.for_each(|(level, _)| *level = Levels { timestep: clean, sigma: clean });
     }
     let modulation = modulation(&p, c, levels, shape.cross);
 
@@ -81,7 +83,7 @@ pub fn prepare(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Re
 /// part of the noise and come closer to the clean latents after each step (official code: the clean prediction of a token
 /// is formed with its own noise level, then blended).
 ///
-/// Sound that is not denoised is clean in every step, and left as it is.
+/// A stream that is not denoised is clean in every step, and left as it is.
 ///
 /// With keyframes: `keyframes.video [1, n]`, 1 for video tokens that stand for a single frame.
 ///

@@ -3,7 +3,7 @@
 use super::MAX_STEPS;
 use super::condition::ConditionInputs;
 use super::guidance::{Branch, Counted, combine};
-use super::shape::{AudioRole, DenoiseShape, Latents};
+use super::shape::{DenoiseShape, Latents, StreamRole};
 use crate::av::Av;
 use crate::hlo::{DType, Type, Value};
 use crate::models::transformer::{
@@ -170,7 +170,7 @@ fn branch_masks(p: &Params, shape: &DenoiseShape, branches: usize, videos: usize
         .contains(&Branch::Perturbed)
         .then(|| Perturbation { stg_mask: mask(Branch::Perturbed, &[1, 1, 1]), layers: shape.stg_blocks.clone() });
     let isolation = match shape.branches.contains(&Branch::Isolated) {
-        _ if shape.audio == AudioRole::Absent => Isolation::All,
+        _ if shape.roles.into_iter().any(|role| role == StreamRole::Absent) => Isolation::All,
         true => Isolation::Masked(mask(Branch::Isolated, &[1, 1])),
         false => Isolation::None,
     };

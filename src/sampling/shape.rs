@@ -8,15 +8,15 @@ use crate::hlo::{DType, Type, Value};
 use crate::models::transformer::CrossTimestep;
 use crate::nn::{Axis, Params};
 
-/// Part of the sound in a pass.
+/// Role of a stream in a pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum AudioRole {
-    /// Denoised with the video.
+pub enum StreamRole {
+    /// Denoised: its latents change from step to step.
     #[default]
     Denoised,
-    /// Known and kept as it is: the video attends to it.
+    /// Frozen: known, clean at every step and left as it is; the other stream attends to it.
     Kept,
-    /// None: the video attends to no sound.
+    /// None: the other stream attends to nothing.
     Absent,
 }
 
@@ -43,8 +43,8 @@ pub struct DenoiseShape {
     pub(crate) conditioned: Av<bool>,
     /// Whether the loop has a mask of the video tokens that are a single frame each.
     pub keyframes: bool,
-    /// Whether sound is made with the video.
-    pub(crate) audio: AudioRole,
+    /// Role of each stream.
+    pub(crate) roles: Av<StreamRole>,
     /// Noise level that the attention between the streams sees.
     pub(crate) cross: CrossTimestep,
     pub(crate) sampler: AnySampler,
@@ -64,7 +64,7 @@ impl DenoiseShape {
             levels: 1,
             conditioned: Av::default(),
             keyframes: false,
-            audio: AudioRole::Denoised,
+            roles: Av::default(),
             cross: CrossTimestep::Own,
             sampler: Euler.into(),
         }
@@ -83,7 +83,7 @@ impl DenoiseShape {
 
     /// Streams whose latents change.
     pub(super) fn denoised(&self) -> Av<bool> {
-        Av { video: true, audio: self.audio == AudioRole::Denoised }
+        self.roles.map(|role| role == StreamRole::Denoised)
     }
 
     /// Names of the tensors that the loop carries for each stream.

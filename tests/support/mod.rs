@@ -42,7 +42,7 @@ use ltx2::pjrt::discover::{self, Platform};
 use ltx2::pjrt::{Client, ClientOptions, CpuOptions, OptionValue, Plugin};
 use ltx2::runtime::{Engine, EngineOptions};
 use ltx2::sampling::Euler;
-use ltx2::sampling::denoise::{AudioRole, DenoiseShape, denoise, prepare};
+use ltx2::sampling::denoise::{DenoiseShape, denoise, prepare};
 use ltx2::sampling::guidance::{Branch, RescaleScope, Scales};
 use ltx2::sampling::sigmas;
 use ltx2::tensor::Tensor;
@@ -400,7 +400,8 @@ pub fn request(case: &Case, models: &Model) -> Request {
         cross: CrossTimestep::GateOnly,
         first_frame_marker: true,
         noising: Noising::Latents,
-        audio: AudioRole::Denoised,
+        roles: Av::default(),
+        draws_kept: false,
         positions: DType::F32,
         conditions: Default::default(),
         dfr: None,
