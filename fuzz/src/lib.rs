@@ -148,7 +148,7 @@ pub fn tokenizer(bytes: &[u8]) -> Read {
 pub fn model_config(bytes: &[u8]) -> Read {
     let json = serde_json::from_slice(bytes)?;
     any(&[
-        audio_vae::DecoderConfig::from_json(&json).is_ok(),
+        audio_vae::AudioVaeConfig::from_json(&json).is_ok(),
         ConnectorsConfig::from_json(&json).is_ok(),
         DiffusionDecoderConfig::from_json(&json).is_ok(),
         DurationHeadConfig::from_json(&json).is_ok(),

@@ -6,4 +6,5 @@ here=$(cd "$(dirname "$0")" && pwd)
 python3 -m venv "$1"
 "$1/bin/pip" install -q -r "$here/requirements.txt"
 "$1/bin/pip" install -q --no-deps -r "$here/requirements-official.txt"
+rm -rf "$1"/lib/python3*/site-packages/torchaudio/lib
 touch "$1/ready"

@@ -32,6 +32,7 @@ pub use naming::{Job, output_paths};
 pub use pipeline::Pipeline;
 pub use presets::shipped_layouts;
 pub use schema::*;
+pub(crate) use source::beyond_training;
 pub use validate::{experiment_schema, json_schema};
 
 #[cfg(test)]

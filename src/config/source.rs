@@ -11,7 +11,7 @@ use super::tree::Tree;
 use crate::media::{ClipInfo, probe_clip};
 
 /// Seconds of a clip up to which the models were trained: positions in time are parts of so many.
-pub(crate) const TRAINED_SECONDS: f64 = 20.0;
+const TRAINED_SECONDS: f64 = 20.0;
 
 /// Reads the given video and takes over what it says; `has_seconds` where the command line gives a duration.
 ///
@@ -89,7 +89,10 @@ fn take_frames(
                 return fail(format!("overlap {} is not one more than a multiple of {FRAME_STEP}", extend.overlap));
             }
             if info.frames < extend.overlap {
-                let why = format!("the video has {} frames, fewer than request.extend.overlap = {}", info.frames, extend.overlap);
+                let why = format!(
+                    "the video has {} frames, fewer than request.extend.overlap = {}",
+                    info.frames, extend.overlap
+                );
                 return fail(why);
             }
             let added = (nearest_frames(extend.seconds * rate + 1.0) - 1).max(FRAME_STEP);

@@ -3,16 +3,35 @@
 //! Frames are taken as they are stored: in stream order, none dropped or repeated, not turned by the container's rotation.
 
 use std::path::Path;
-use std::process::{Command, Stdio};
 
 use ndarray::{Array5, Axis};
 
+use super::audio::Audio;
 use super::decode::{decoded_by, pixmaps};
 use super::error::{Error, Result};
 use super::frames::Frames;
 use super::image_file::covering;
 use super::png::{png_size, read_png_frames};
 use super::rate::FrameRate;
+use super::sound::read_sound;
+
+/// Frames of a video and its sound, where it has one.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Clip {
+    pub frames: Frames,
+    pub sound: Option<Audio>,
+}
+
+impl Clip {
+    /// All of a video file, or of a folder of PNG frames, which has no sound.
+    ///
+    /// # Errors
+    /// As [`probe_clip`]; sound that cannot be read.
+    pub fn read(path: &Path, ffmpeg: &Path) -> Result<Self> {
+        let sound = if path.is_dir() { None } else { read_sound(path, ffmpeg, None)? };
+        Ok(Clip { frames: read_clip(path, ffmpeg)?, sound: sound.filter(|sound| !sound.is_empty()) })
+    }
+}
 
 /// Size and frame rate of a video.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -101,23 +120,6 @@ pub fn covering_clip(frames: &Frames, height: usize, width: usize) -> Array5<f32
     ndarray::concatenate(Axis(2), &views).expect("frames of one size")
 }
 
-/// Puts the sound of an MP4 behind the pictures of `source`, which are copied as they are, into a file at `target`.
-///
-/// # Errors
-/// ffmpeg's.
-pub(super) fn with_pictures_of(source: &Path, sound: &Path, target: &Path, ffmpeg: &Path) -> Result<()> {
-    let mut command = Command::new(ffmpeg);
-    command.args(["-hide_banner", "-loglevel", "error", "-y", "-i"]).arg(source).arg("-i").arg(sound);
-    command.args(["-map", "0:v:0", "-map", "1:a:0", "-c", "copy", "-movflags", "+faststart", "-f", "mp4"]).arg(target);
-    let output = command.stdin(Stdio::null()).output();
-    let output = output.map_err(|e| Error::NoDecoder { path: source.to_path_buf(), reason: e.to_string() })?;
-    if output.status.success() {
-        return Ok(());
-    }
-    let tail = super::ffmpeg::tail(&String::from_utf8_lossy(&output.stderr));
-    Err(Error::Ffmpeg { path: source.to_path_buf(), status: output.status.to_string(), tail })
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
@@ -149,7 +151,8 @@ mod tests {
     #[test]
     fn a_folder_of_frames_is_a_video() {
         let folder = tempfile::tempdir().unwrap();
-        let frames = Frames::new(Array4::from_shape_fn((3, 4, 6, 3), |(f, y, x, c)| (f * 60 + y + x + c) as u8)).unwrap();
+        let frames =
+            Frames::new(Array4::from_shape_fn((3, 4, 6, 3), |(f, y, x, c)| (f * 60 + y + x + c) as u8)).unwrap();
         write_png_frames(folder.path(), &frames).unwrap();
         let info = probe_clip(folder.path(), Path::new("/nowhere/ffmpeg")).unwrap();
         assert_eq!(info, ClipInfo { width: 6, height: 4, frames: 3, frame_rate: None });

@@ -23,6 +23,8 @@ pub enum Error {
     NoDecoder { path: PathBuf, reason: String },
     #[error("video {}: {reason}", path.display())]
     Clip { path: PathBuf, reason: String },
+    #[error("sound {}: {reason}", path.display())]
+    Sound { path: PathBuf, reason: String },
     #[error("WAV {}: {reason}", path.display())]
     Wav { path: PathBuf, reason: String },
     #[error("ffmpeg failed on {} ({status}): {tail}", path.display())]

@@ -1,4 +1,5 @@
-//! Conditions to tokens: images read, put through H.264 as the model's training data was, encoded; latents of earlier runs.
+//! Conditions to tokens: images read, put through H.264 as the model's training data was, encoded; sound encoded; latents of
+//! earlier runs.
 
 use std::ops::Range;
 use std::path::Path;
@@ -9,10 +10,11 @@ use ndarray::{Array3, Array4, Array5, s};
 use super::conditions::{ConditionTokens, StreamTokens};
 use super::error::{PipelineError, Result};
 use super::runner::Runner;
+use super::sound_encoder::given_sound;
 use super::tensors::fixed;
 use crate::av::Av;
-use crate::media::{self, RoundTrip};
-use crate::request::{Condition, Content, Placement, Request, Shapes, VideoPart, VideoSource, noise_levels};
+use crate::media::{self, Audio, Clip, RoundTrip};
+use crate::request::{Condition, Content, Placement, Request, Shapes, VideoPart, noise_levels};
 use crate::sampling::latents::{AudioShape, pack_audio};
 use crate::weights::Checkpoint;
 
@@ -26,9 +28,10 @@ const AUDIO_LATENTS: &str = "latents.audio";
 pub(crate) fn check(condition: &Condition) -> Result<()> {
     match &condition.content {
         Content::Image { path, .. } => Ok(media::read_image(path).map(drop)?),
+        Content::Sound { path, start, duration } => given_sound(path, *start, *duration, 0.0).map(drop),
         Content::AudioLatents { path } => audio_latents(path).map(drop),
-        // A given video was read for its size; its frames are decoded once.
-        Content::Video(_) | Content::Generated | Content::Carried(_) => Ok(()),
+        // A given video is read before.
+        Content::Video(_) | Content::VideoSound { .. } | Content::Generated | Content::Carried(_) => Ok(()),
     }
 }
 
@@ -50,6 +53,22 @@ fn within(bounds: &Array4<f32>, span: Range<f64>) -> Result<Range<usize>> {
     };
     let first = kept.next().ok_or_else(empty)?;
     Ok(first..kept.next_back().unwrap_or(first) + 1)
+}
+
+/// The given video of a request.
+fn clip(request: &Request) -> Result<Arc<Clip>> {
+    request.clip.clone().ok_or_else(|| PipelineError::Usage("no video is given: request.video".into()))
+}
+
+/// Sound of a given video as long as the request's, where it has one: from `last` frames before its end, or its start, behind
+/// `delay` frames of silence.
+fn clip_sound(clip: &Clip, request: &Request, last: Option<usize>, delay: usize) -> Option<Audio> {
+    let sound = clip.sound.as_ref()?;
+    let seconds = |frames: usize| frames as f64 / request.frame_rate;
+    let start = last.map_or(0.0, |last| seconds(clip.frames.count() - last));
+    let samples = |frames: usize| (seconds(frames) * f64::from(sound.rate())).round_ties_even() as usize;
+    let (length, silence) = (samples(request.num_frames), samples(delay));
+    Some(sound.span(start, length - silence).delayed(silence))
 }
 
 /// The tokens that do not touch `span`, by their bounds `[1, axes, n, 2]` in seconds: those that the reference's mask of a
@@ -90,8 +109,23 @@ impl Runner {
             for condition in conditions {
                 let tokens = match &condition.content {
                     Content::Image { path, crf } => self.image_tokens(path, *crf, request)?,
+                    Content::Sound { path, start, duration } => {
+                        let seconds = request.num_frames as f64 / request.frame_rate;
+                        let sound = given_sound(path, *start, *duration, seconds)?;
+                        self.encode_audio(&sound, shapes.audio.length)?
+                    }
                     Content::AudioLatents { path } => self.audio_tokens(path, &shapes.audio)?,
                     Content::Video(part) => self.video_tokens(part, request)?,
+                    Content::VideoSound { last, delay } => {
+                        let given = clip(request)?;
+                        let Some(sound) = clip_sound(&given, request, *last, *delay) else {
+                            if denoised {
+                                continue;
+                            }
+                            return Err(PipelineError::Usage("the video has no sound that could be kept".into()));
+                        };
+                        self.encode_audio(&sound, shapes.audio.length)?
+                    }
                     Content::Generated => Array3::zeros((1, frame, stream.clean.shape()[2])),
                     Content::Carried(at) => {
                         let none = || PipelineError::Bug(format!("keyframe {at} is not given with the pass"));
@@ -144,16 +178,13 @@ impl Runner {
 
     /// Frames of a video as normalised tokens `[1, n, c]` of a pass' size.
     fn video_tokens(&mut self, part: &VideoPart, request: &Request) -> Result<Array3<f32>> {
-        let frames = match &part.source {
-            VideoSource::File(path) => Arc::new(media::read_clip(path, Path::new("ffmpeg"))?),
-            VideoSource::Frames(frames) => frames.clone(),
-        };
-        let have = frames.count();
+        let given = clip(request)?;
+        let have = given.frames.count();
         if have < part.frames {
-            return Err(PipelineError::Input(format!("the video has {have} frames, {} are needed", part.frames)));
+            return Err(PipelineError::Usage(format!("the video has {have} frames, {} are needed", part.frames)));
         }
         let from = if part.last { have - part.frames } else { 0 };
-        let frames = frames.part(from..from + part.frames);
+        let frames = given.frames.part(from..from + part.frames);
         let video = media::covering_clip(&frames, request.height, request.width);
         let encoded = self.video_encoder(video)?.run(&self.executor)?;
         let mut latents: Array5<f32> = fixed(encoded.tensor("latents")?.into_f32())?;

@@ -109,6 +109,11 @@ pub(super) fn video_encoder(s: &ProgramSpec) -> Result<Network> {
     s.configs.video_encoder_program([s.shapes.video.batch, 3, frames, r.height, r.width], s.build)
 }
 
+pub(super) fn audio_encoder(s: &ProgramSpec) -> Result<Network> {
+    let (audio, a) = (s.configs.audio_vae()?, &s.shapes.audio);
+    s.configs.audio_encoder_program([1, audio.in_channels, audio.frames_of(a.length), audio.bins()], s.build)
+}
+
 pub(super) fn audio_decoder(s: &ProgramSpec) -> Result<Network> {
     let a = &s.shapes.audio;
     s.configs.audio_decoder_program([s.batch(), a.channels, a.length, a.mel_bins], s.build)

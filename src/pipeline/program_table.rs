@@ -23,6 +23,7 @@ pub enum ProgramKind {
     Connectors,
     DurationHead,
     VideoEncoder,
+    AudioEncoder,
     Prepare,
     #[default]
     Denoise,
@@ -53,6 +54,8 @@ pub(super) enum Runs {
     Rounds,
     /// With image conditioning.
     Images,
+    /// With sound that is given.
+    Sound,
     /// With a video decoded by convolution.
     ByConvolution,
     /// With a video decoded by diffusion.
@@ -153,7 +156,7 @@ impl ProgramRow {
 
 /// All programs, at the places of their kinds.
 #[rustfmt::skip]
-pub(crate) static TABLE: [ProgramRow; 19] = [
+pub(crate) static TABLE: [ProgramRow; 20] = [
     ProgramRow::new(ProgramKind::TextEncoder, "text_encoder", "Prompts to embeddings, all prompts in one pass",
         Component::TextEncoder, spec::text_encoder)
         .alone("`input_ids`, `attention_mask` to `prompt_embeds`", &["output_hidden_states"], inputs::text_encoder,
@@ -174,6 +177,13 @@ pub(crate) static TABLE: [ProgramRow; 19] = [
         .alone("`video` to `latents`", &[], inputs::video_encoder, |c, build| {
             let v = c.video_vae()?;
             c.video_encoder_program([1, 0, 1 + v.temporal(), 4 * v.spatial(), 4 * v.spatial()], build)
+        }),
+    ProgramRow::new(ProgramKind::AudioEncoder, "audio_encoder", "Mel spectrogram to latents",
+        Component::AudioVae, spec::audio_encoder)
+        .within(ProgramKind::Denoise).runs(Runs::Sound)
+        .alone("`mel` to `latents`", &[], inputs::audio_encoder, |c, build| {
+            let audio = c.audio_vae()?;
+            c.audio_encoder_program([1, 0, audio.frames_of(2), audio.bins()], build)
         }),
     ProgramRow::new(ProgramKind::Prepare, "prepare", "Step-invariant inputs of the denoising loop",
         Component::Transformer, spec::prepare)

@@ -120,7 +120,9 @@ impl Programs {
 
     /// The programs of a run of this request.
     pub fn kinds(&self) -> impl Iterator<Item = ProgramKind> {
-        let (two_passes, images) = (self.second.is_some(), self.first.has_images() || self.first.given_frames().is_some());
+        let two_passes = self.second.is_some();
+        let images = self.first.has_images() || self.first.given_frames().is_some();
+        let sound = self.first.has_sound();
         let (keyframes, rounds) = (self.keyframes, self.rounds.is_some());
         let (diffusion, tiled) = (self.diffusion, self.first.tiling.is_some());
         let runs = move |row: &&ProgramRow| match row.runs {
@@ -129,6 +131,7 @@ impl Programs {
             Runs::Keyframes => keyframes,
             Runs::Rounds => rounds,
             Runs::Images => images,
+            Runs::Sound => sound,
             Runs::ByConvolution => !diffusion,
             Runs::ByDiffusion => diffusion,
             Runs::ByDiffusionTiles => diffusion && tiled,

@@ -2,12 +2,10 @@
 //! hold; first frame, keyframes and the like are constructors of it.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use super::RequestError;
 use crate::av::Av;
 use crate::config::{self, Config, Pipeline, Reference};
-use crate::media::Frames;
 use crate::sampling::denoise::StreamRole;
 
 /// Known tokens of a stream.
@@ -31,38 +29,44 @@ pub enum Content {
         /// CRF of the H.264 round trip before it is encoded; 0 for none.
         crf: u8,
     },
+    /// Sound as a file.
+    Sound {
+        /// File of any rate and number of channels.
+        path: PathBuf,
+        /// Second of it that the video starts at.
+        start: f64,
+        /// Seconds that are heard, silence behind them; all without.
+        duration: Option<f64>,
+    },
     /// Audio latents of a video of the same duration: `latents.audio` in what `--dump` wrote.
     AudioLatents {
         /// Safetensors file.
         path: PathBuf,
     },
-    /// Frames of a video.
+    /// Frames of the given video.
     Video(VideoPart),
+    /// Sound of the given video; nothing is known where it has none.
+    VideoSound {
+        /// Frames before the video's end at which it is heard from; the start without.
+        last: Option<usize>,
+        /// Frames of silence before it.
+        delay: usize,
+    },
     /// A frame that the model makes: known are none of its tokens.
     Generated,
     /// A keyframe of the pass before, by its place among those that it is given.
     Carried(usize),
 }
 
-/// Part of a video as latents.
-#[derive(Clone, Debug, PartialEq)]
+/// Part of the given video as latents.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VideoPart {
-    pub source: VideoSource,
     /// Number of frames that are encoded: one more than whole latents of them.
     pub frames: usize,
     /// Takes the video's last ones instead of its first.
     pub last: bool,
     /// First latents that are left out: that of a single frame stands for no eight.
     pub skipped: usize,
-}
-
-/// Where a video's frames are.
-#[derive(Clone, Debug, PartialEq)]
-pub enum VideoSource {
-    /// File, or folder of PNG frames.
-    File(PathBuf),
-    /// Frames at hand.
-    Frames(Arc<Frames>),
 }
 
 /// Which tokens a condition fixes.
@@ -150,31 +154,39 @@ impl Condition {
         })
     }
 
-    /// The first frames of a video, kept at `placement`.
-    pub fn video(source: VideoSource, frames: usize, placement: Placement) -> Self {
-        let content = Content::Video(VideoPart { source, frames, last: false, skipped: 0 });
+    fn kept(content: Content, placement: Placement) -> Self {
         Condition { content, placement, strength: 1.0 }
     }
 
-    /// The end of a video, of `frames`, that a clip goes on behind.
-    pub fn prefix(source: VideoSource, frames: usize) -> Self {
-        let content = Content::Video(VideoPart { source, frames, last: true, skipped: 0 });
-        Condition { content, placement: Placement::First, strength: 1.0 }
+    /// The first `frames` of the given video and its sound, each kept at its placement.
+    pub fn given(frames: usize, placement: Av<Placement>) -> Av<Self> {
+        let video = Content::Video(VideoPart { frames, last: false, skipped: 0 });
+        let audio = Content::VideoSound { last: None, delay: 0 };
+        Av { video, audio }.zip(placement).map(|(content, placement)| Condition::kept(content, placement))
     }
 
-    /// The start of a video, of `frames`, that a clip leads up to. Its first frame is made anew: a clip's last latents are of
-    /// eight frames each.
-    pub fn suffix(source: VideoSource, frames: usize) -> Self {
-        let content = Content::Video(VideoPart { source, frames, last: false, skipped: 1 });
-        Condition { content, placement: Placement::Last, strength: 1.0 }
+    /// The last `overlap` frames of the given video and their sound, which a clip goes on behind.
+    pub fn prefix(overlap: usize, rate: f64) -> Av<Self> {
+        let video = Content::Video(VideoPart { frames: overlap, last: true, skipped: 0 });
+        let heard = Placement::Span { start: 0.0, end: overlap as f64 / rate };
+        let audio = Content::VideoSound { last: Some(overlap), delay: 0 };
+        Av { video: Condition::kept(video, Placement::First), audio: Condition::kept(audio, heard) }
+    }
+
+    /// The first `overlap` frames of the given video and their sound, which a clip of `frames` leads up to. The very first is made
+    /// anew: a clip's last latents are of eight frames each.
+    pub fn suffix(overlap: usize, frames: usize, rate: f64) -> Av<Self> {
+        let video = Content::Video(VideoPart { frames: overlap, last: false, skipped: 1 });
+        let heard = Placement::Span { start: (frames - overlap + 1) as f64 / rate, end: f64::INFINITY };
+        let audio = Content::VideoSound { last: None, delay: frames - overlap };
+        Av { video: Condition::kept(video, Placement::Last), audio: Condition::kept(audio, heard) }
     }
 
     /// The file that it comes from, where there is one.
     pub fn path(&self) -> Option<&Path> {
         match &self.content {
-            Content::Image { path, .. } | Content::AudioLatents { path } => Some(path),
-            Content::Video(VideoPart { source: VideoSource::File(path), .. }) => Some(path),
-            Content::Video(_) | Content::Generated | Content::Carried(_) => None,
+            Content::Image { path, .. } | Content::Sound { path, .. } | Content::AudioLatents { path } => Some(path),
+            Content::Video(_) | Content::VideoSound { .. } | Content::Generated | Content::Carried(_) => None,
         }
     }
 
@@ -229,25 +241,34 @@ pub(crate) fn conditions(config: &Config) -> Result<Av<Vec<Condition>>, RequestE
     let sound = config.request.audio_latents.iter().map(Condition::audio_span);
     let frames = config.request.num_frames.count().unwrap_or(1);
     let slots = generated(config.conditioning.generated_keyframes, frames)?.into_iter().map(Condition::generated);
-    let given = given_video(config, frames);
-    Ok(Av { video: given.chain(images).chain(slots).collect(), audio: sound.collect::<Result<_, _>>()? })
+    let given = given(config, frames);
+    Ok(Av {
+        video: given.video.into_iter().chain(images).chain(slots).collect(),
+        audio: given.audio.into_iter().map(Ok).chain(sound).collect::<Result<_, _>>()?,
+    })
 }
 
 /// What a pipeline keeps of the video that it is given.
-fn given_video(config: &Config, frames: usize) -> impl Iterator<Item = Condition> + use<> {
+fn given(config: &Config, frames: usize) -> Av<Option<Condition>> {
     let r = &config.request;
-    let source = r.video.as_ref().map(|path| VideoSource::File(path.into()));
-    let kept = source.and_then(|source| match (config.pipeline, &r.retake, &r.extend) {
-        (Pipeline::Retake, Some(span), _) if span.video => {
-            let placement = Placement::Outside { start: span.start, end: span.end.unwrap_or(f64::INFINITY) };
-            Some(Condition::video(source, frames, placement))
+    match (config.pipeline, &r.retake, &r.extend) {
+        (Pipeline::Retake, Some(span), _) => {
+            let outside = Placement::Outside { start: span.start, end: span.end.unwrap_or(f64::INFINITY) };
+            let anew = Av { video: span.video, audio: span.audio };
+            let placement = anew.map(|anew| if anew { outside } else { Placement::Whole });
+            Condition::given(frames, placement).map(Some)
         }
-        (Pipeline::Retake | Pipeline::VideoToAudio, ..) => Some(Condition::video(source, frames, Placement::Whole)),
-        (Pipeline::Extend, _, Some(extend)) if extend.before => Some(Condition::suffix(source, extend.overlap)),
-        (Pipeline::Extend, _, Some(extend)) => Some(Condition::prefix(source, extend.overlap)),
-        _ => None,
-    });
-    kept.into_iter()
+        (Pipeline::VideoToAudio, ..) => {
+            Av { video: Some(Condition::given(frames, Av::both(Placement::Whole)).video), audio: None }
+        }
+        (Pipeline::Extend, _, Some(extend)) => {
+            let (overlap, rate) = (extend.overlap, r.frame_rate);
+            let both =
+                if extend.before { Condition::suffix(overlap, frames, rate) } else { Condition::prefix(overlap, rate) };
+            both.map(Some)
+        }
+        _ => Av::default(),
+    }
 }
 
 /// Role of each stream in a pipeline. Lightricks' 1.0.0 denoises a stream that is kept whole with a mask of zeros, so that the
@@ -257,14 +278,14 @@ pub(crate) fn roles(config: &Config) -> Av<StreamRole> {
         Reference::Official1 => StreamRole::Denoised,
         Reference::Official | Reference::Diffusers => StreamRole::Kept,
     };
-    let span = config.request.retake.as_ref();
-    let video = match config.pipeline {
-        Pipeline::VideoToAudio => kept,
-        Pipeline::Retake if span.is_some_and(|span| !span.video) => kept,
-        Pipeline::TextToAudio => StreamRole::Absent,
-        _ => StreamRole::Denoised,
-    };
-    Av { video, audio: StreamRole::Denoised }
+    match (config.pipeline, &config.request.retake) {
+        (Pipeline::VideoToAudio, _) => Av { video: kept, audio: StreamRole::Denoised },
+        (Pipeline::TextToAudio, _) => Av { video: StreamRole::Absent, audio: StreamRole::Denoised },
+        (Pipeline::Retake, Some(span)) => {
+            Av { video: span.video, audio: span.audio }.map(|anew| if anew { StreamRole::Denoised } else { kept })
+        }
+        _ => Av::default(),
+    }
 }
 
 /// Noise levels of tokens as parts of a step's: 1 first, then each other one of the conditions of streams that are denoised.

@@ -14,7 +14,7 @@ mod tests;
 mod tiling;
 
 pub use canvas::{Canvas, KeyframeSource, TemporalTile};
-pub use condition::{Condition, Content, Placement, Span, VideoPart, VideoSource};
+pub use condition::{Condition, Content, Placement, Span, VideoPart};
 pub(crate) use condition::{conditions, noise_levels, roles};
 pub(crate) use dfr::Round;
 pub use dfr::{Dfr, DfrForm};
@@ -28,9 +28,12 @@ pub(crate) use sizes::coordinate_grids;
 pub(crate) use tiling::Tile;
 pub use tiling::Tiling;
 
+use std::sync::Arc;
+
 use crate::av::Av;
 use crate::config;
 use crate::hlo::DType;
+use crate::media::Clip;
 use crate::models::transformer::CrossTimestep;
 use crate::sampling::AnySampler;
 use crate::sampling::denoise::{DenoiseShape, StreamRole};
@@ -82,6 +85,10 @@ pub struct Request {
     pub roles: Av<StreamRole>,
     /// Whether noise is drawn, and dropped, for a stream that is kept: what is drawn later is then other noise (Lightricks).
     pub draws_kept: bool,
+    /// Frames and sound of the given video, where they are at hand: what is encoded of it, programs do not depend on.
+    pub clip: Option<Arc<Clip>>,
+    /// What is put together from the given video and what is made.
+    pub assembly: Assembly,
     /// Known tokens of video and audio.
     pub conditions: Av<Vec<Condition>>,
     /// A second pass at this size; the first then has half of it.
@@ -90,6 +97,20 @@ pub struct Request {
     pub dfr: Option<Dfr>,
     /// Tiled decoding; the whole video at once without.
     pub tiling: Option<Tiling>,
+}
+
+/// What a finished video has of the given one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Assembly {
+    /// Nothing: all is decoded.
+    #[default]
+    None,
+    /// All of its pictures, with the sound that is made.
+    Pictures,
+    /// All of it, then what is made behind so many frames of both.
+    Before(usize),
+    /// What is made, then all of it from so many common frames on.
+    Behind(usize),
 }
 
 /// Start of known tokens of strength below 1, in a pass that starts from latents of an earlier one.
@@ -198,6 +219,11 @@ impl Request {
         })
     }
 
+    /// Whether sound is given, which the audio encoder encodes.
+    pub fn has_sound(&self) -> bool {
+        self.conditions.audio.iter().any(|c| matches!(c.content, Content::Sound { .. } | Content::VideoSound { .. }))
+    }
+
     /// Shape of the denoising programs for `batch` such requests.
     pub fn denoise_shape(&self, sizes: &ModelSizes, shapes: &Shapes, batch: usize) -> DenoiseShape {
         let branches = branches(self.scales);
@@ -211,9 +237,11 @@ impl Request {
             rescale: if batch > 1 { RescaleScope::PerSample } else { self.rescale },
             branches,
             levels: noise_levels(&self.conditions, self.roles).len(),
-            conditioned: self.conditions.as_ref().zip(shapes.denoised()).map(|(all, denoised)| {
-                denoised && all.iter().any(|c| c.noise_level() != 1.0)
-            }),
+            conditioned: self
+                .conditions
+                .as_ref()
+                .zip(shapes.denoised())
+                .map(|(all, denoised)| denoised && all.iter().any(|c| c.noise_level() != 1.0)),
             keyframes: sizes.transformer.use_keyframes_abs_pos_embedding
                 && (self.first_frame_marker || self.conditions.video.iter().any(|c| c.content == Content::Generated)),
             roles: self.roles,

@@ -1,7 +1,7 @@
 //! From a configuration to a request.
 
 use super::{
-    Canvas, Dfr, DfrForm, ModelSizes, NoiseOrder, Noising, RefinePass, Request, RequestError, Shapes, Tiling,
+    Assembly, Canvas, Dfr, DfrForm, ModelSizes, NoiseOrder, Noising, RefinePass, Request, RequestError, Shapes, Tiling,
     conditions, roles,
 };
 use crate::av::Av;
@@ -57,16 +57,9 @@ pub(crate) fn scheduler_of_another(config: &Config, scheduler: &FlowMatch) -> Op
     }
 }
 
-/// A job as the model takes it, still without noise levels: no program depends on them.
-///
-/// # Errors
-/// ModelSizes that the model does not take, with the nearest that it does.
-pub(crate) fn of_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<Request, RequestError> {
+/// Fails where the model does not take a configuration's sizes or lacks what it asks for.
+fn check_model(config: &Config, sizes: &ModelSizes, num_frames: usize) -> Result<(), RequestError> {
     let r = &config.request;
-    let num_frames = r.num_frames.count().ok_or_else(|| {
-        let why = "request.num_frames: auto is decided by `ltx2 generate` alone; give a number of frames";
-        RequestError::Usage(why.into())
-    })?;
     Shapes::new(sizes, r.width, r.height, num_frames, r.frame_rate)?;
     let multiple = sizes.token_multiple;
     if !r.max_sequence_length.is_multiple_of(multiple) {
@@ -90,15 +83,34 @@ pub(crate) fn of_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<R
              (keyframes_abs_pos_embedding): take LTX-2.5's, or 0"
         )));
     }
-    let roles = roles(config);
+    Ok(())
+}
+
+/// Guidance scales of streams of such roles.
+fn of_roles(scales: Av<Scales>, roles: Av<StreamRole>) -> Av<Scales> {
     // Guidance of what does not change changes nothing; without video there is no pass without it.
-    let scales = scales(config).zip(roles).map(|(scales, role)| match role {
+    scales.zip(roles).map(|(scales, role)| match role {
         StreamRole::Denoised if roles.into_iter().any(|role| role == StreamRole::Absent) => {
             Scales { modality: Scales::NEUTRAL.modality, ..scales }
         }
         StreamRole::Denoised => scales,
         StreamRole::Kept | StreamRole::Absent => Scales::NEUTRAL,
-    });
+    })
+}
+
+/// A job as the model takes it, still without noise levels: no program depends on them.
+///
+/// # Errors
+/// ModelSizes that the model does not take, with the nearest that it does.
+pub(crate) fn of_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<Request, RequestError> {
+    let r = &config.request;
+    let num_frames = r.num_frames.count().ok_or_else(|| {
+        let why = "request.num_frames: auto is decided by `ltx2 generate` alone; give a number of frames";
+        RequestError::Usage(why.into())
+    })?;
+    check_model(config, sizes, num_frames)?;
+    let roles = roles(config);
+    let scales = of_roles(scales(config), roles);
     let dfr = dfr(config, num_frames, sizes.video_grid.temporal_compression)?;
     Ok(Request {
         prompt: job.prompt.clone(),
@@ -136,6 +148,8 @@ pub(crate) fn of_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<R
         positions: positions(config),
         roles,
         draws_kept: true,
+        clip: None,
+        assembly: assembly(config),
         conditions: conditions(config)?,
         refine: refine(config)?,
         dfr,
@@ -146,6 +160,16 @@ pub(crate) fn of_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<R
             frame_overlap: t.frame_overlap,
         }),
     })
+}
+
+/// What the finished video has of the given one.
+fn assembly(config: &Config) -> Assembly {
+    match (config.pipeline, &config.request.extend) {
+        (Pipeline::VideoToAudio, _) => Assembly::Pictures,
+        (Pipeline::Extend, Some(extend)) if extend.before => Assembly::Behind(extend.overlap),
+        (Pipeline::Extend, Some(extend)) => Assembly::Before(extend.overlap),
+        _ => Assembly::None,
+    }
 }
 
 /// Generated keyframes and temporal rounds, where the pipeline has them.

@@ -43,6 +43,7 @@ mod processes;
 mod programs;
 mod quantized;
 mod samplers;
+mod sound;
 mod spatial_sharding;
 mod spmd;
 mod tiles;
