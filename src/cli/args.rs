@@ -111,6 +111,15 @@ pub(crate) struct RequestArgs {
     /// Image conditioning: file, frame index, strength 0 to 1
     #[arg(long, num_args = 3, value_names = ["PATH", "FRAME", "STRENGTH"])]
     pub(crate) image: Vec<String>,
+    /// Sound that the video is made to: a file of any rate and number of channels, cut to the video's duration
+    #[arg(long, value_name = "PATH")]
+    pub(crate) audio: Option<String>,
+    /// Second of the sound at which the video starts
+    #[arg(long, value_name = "S", allow_negative_numbers = true, value_parser = finite, requires = "audio")]
+    pub(crate) audio_start: Option<f64>,
+    /// Seconds of the sound that are heard, then silence [default: all]
+    #[arg(long, value_name = "S", allow_negative_numbers = true, value_parser = finite, requires = "audio")]
+    pub(crate) audio_duration: Option<f64>,
     /// Width in pixels, a multiple of 32
     #[arg(long, value_name = "N")]
     pub(crate) width: Option<u64>,
@@ -170,6 +179,9 @@ impl RequestArgs {
         given.flag("negative-prompt", "request.negative_prompt", self.negative_prompt.clone());
         given.flag("negative-prompt-file", "request.negative_prompt_file", self.negative_prompt_file.clone());
         given.flag("image", "request.images", images(&self.image)?);
+        given.flag("audio", "request.audio.path", self.audio.clone());
+        given.flag("audio-start", "request.audio.start", self.audio_start);
+        given.flag("audio-duration", "request.audio.duration", self.audio_duration);
         given.flag("width", "request.width", self.width);
         given.flag("height", "request.height", self.height);
         given.flag("num-frames", "request.num_frames", self.num_frames.clone());

@@ -242,7 +242,7 @@ fn unwrap_sidecar(root: Node) -> Node {
 }
 
 /// Keys that `reference` sets.
-const BY_REFERENCE: [&str; 12] = [
+const BY_REFERENCE: [&str; 13] = [
     "sampler.sigma_shift",
     "sampler.step_noise",
     "sampler.noise_order",
@@ -250,6 +250,7 @@ const BY_REFERENCE: [&str; 12] = [
     "conditioning.cross_timestep",
     "conditioning.keyframe_span",
     "conditioning.noising",
+    "conditioning.given_stream",
     "conditioning.first_frame_marker",
     "two_stage.audio",
     "vocoder.stage1_clamp",

@@ -15,6 +15,8 @@ pub enum Pipeline {
     TextToVideo,
     /// The same, with image conditioning.
     ImageToVideo,
+    /// Video to a sound that is given, with image conditioning or without.
+    AudioToVideo,
     /// Half size first, then refined at full size.
     TwoStage,
     /// Two stages of a distilled model: few steps, no guidance.
@@ -33,6 +35,7 @@ impl Pipeline {
         match self {
             Pipeline::TextToVideo => "text_to_video",
             Pipeline::ImageToVideo => "image_to_video",
+            Pipeline::AudioToVideo => "audio_to_video",
             Pipeline::TwoStage => "two_stage",
             Pipeline::Distilled => "distilled",
             Pipeline::Hq => "hq",
@@ -43,12 +46,13 @@ impl Pipeline {
 
     /// Whether a second stage runs at twice the size of the first.
     pub fn has_two_stages(self) -> bool {
-        !matches!(self, Pipeline::TextToVideo | Pipeline::ImageToVideo)
+        !matches!(self, Pipeline::TextToVideo | Pipeline::ImageToVideo | Pipeline::AudioToVideo)
     }
 
     /// The preset of a model generation.
     pub(crate) fn preset(self, version: Version) -> &'static str {
         match (version, self) {
+            (version, Pipeline::AudioToVideo) => Pipeline::TextToVideo.preset(version),
             // No other generation has it: its transformers are refused by name.
             (_, Pipeline::Dfr) => "ltx2_5_dfr",
             (Version::V2_0, Pipeline::TextToVideo | Pipeline::ImageToVideo) => "ltx2",
@@ -74,6 +78,17 @@ impl Pipeline {
             }
             Pipeline::ImageToVideo | Pipeline::Keyframes if images == 0 => {
                 Some("needs a frame: --image PATH FRAME STRENGTH, or request.images")
+            }
+            _ => None,
+        }
+    }
+
+    /// Fault of a sound that is given, or is not.
+    pub(crate) fn audio_fault(self, given: bool) -> Option<&'static str> {
+        match self {
+            Pipeline::AudioToVideo if !given => Some("needs a sound: --audio PATH, or request.audio"),
+            Pipeline::TextToVideo | Pipeline::ImageToVideo | Pipeline::Dfr if given => {
+                Some("a sound needs --pipeline audio_to_video, two_stage, distilled, hq or keyframes")
             }
             _ => None,
         }

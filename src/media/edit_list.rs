@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
 
-/// What is heard of a track's decoded samples, in seconds.
+/// Heard part of a track's decoded samples, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Edit {
     /// Silence in front.

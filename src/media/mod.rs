@@ -28,6 +28,7 @@ mod stream;
 mod wav;
 mod yuv;
 
+pub use aac::AAC_RATES;
 pub use atomic::{check_writable, remove_temporaries, write_atomically};
 pub use audio::Audio;
 pub use decode::read_video;

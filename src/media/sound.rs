@@ -77,13 +77,17 @@ fn decoded(
     let Some(track) = format.default_track(TrackType::Audio) else { return Ok(None) };
     let codec = track.codec_params.as_ref().and_then(|codec| codec.audio());
     let codec = codec.ok_or(Reason::Unsupported("codec"))?;
-    let mut decoder = get_codecs().make_audio_decoder(codec, &AudioDecoderOptions::default())?;
+    let mut decoder = get_codecs().make_audio_decoder(codec, &AudioDecoderOptions::default().verify(true))?;
     let track = track.id;
     let mut planes: Vec<Vec<f32>> = Vec::new();
     let mut form: Option<(u32, Channels)> = None;
     loop {
         let packet = match format.next_packet() {
             Ok(Some(packet)) => packet,
+            // Frames that were skipped are missed by those that have a sum of all.
+            Ok(None) if decoder.finalize().verify_ok == Some(false) => {
+                return Err(Reason::DecodeError("samples are missing"));
+            }
             Ok(None) => break,
             // Who writes to a pipe cannot say how much comes.
             Err(Reason::IoError(e)) if e.kind() == ErrorKind::UnexpectedEof && form.is_some() => break,

@@ -13,21 +13,22 @@ use super::sound_encoder::given_sound;
 use super::tensors::fixed;
 use crate::av::Av;
 use crate::media::{self, RoundTrip};
-use crate::request::{Condition, Content, Placement, Request, Shapes, noise_levels};
+use crate::request::{Condition, Content, Placement, Request, Shapes};
+use crate::sampling::denoise::StreamRole;
 use crate::sampling::latents::{AudioShape, pack_audio};
 use crate::weights::Checkpoint;
 
 /// Tensor of a dump with the sound's latents.
 const AUDIO_LATENTS: &str = "latents.audio";
 
-/// Fails where the file of a condition cannot be used.
+/// Fails where the file of a condition of a video of so many seconds cannot be used.
 ///
 /// # Errors
 /// The file and why.
-pub(crate) fn check(condition: &Condition) -> Result<()> {
+pub(crate) fn check(condition: &Condition, seconds: f64) -> Result<()> {
     match &condition.content {
         Content::Image { path, .. } => Ok(media::read_image(path).map(drop)?),
-        Content::Sound { path, start, duration } => given_sound(path, *start, *duration, 0.0).map(drop),
+        Content::Sound { path, start, duration } => given_sound(path, *start, *duration, seconds).map(drop),
         Content::AudioLatents { path } => audio_latents(path).map(drop),
         Content::Generated | Content::Carried(_) => Ok(()),
     }
@@ -54,7 +55,8 @@ fn within(bounds: &Array4<f32>, span: Range<f64>) -> Result<Range<usize>> {
 }
 
 impl Runner {
-    /// The conditions of a pass at its size; none without such. `carried` are the tokens of keyframes of the pass before.
+    /// The conditions of a pass at its size; none without such. `carried` are the tokens of keyframes of the pass before,
+    /// `sound` those of the sound that is given.
     ///
     /// # Errors
     /// A file that cannot be used; what is wrong with program or device.
@@ -63,11 +65,12 @@ impl Runner {
         request: &Request,
         shapes: &Shapes,
         carried: Option<&Array3<f32>>,
+        sound: Option<&Array3<f32>>,
     ) -> Result<Option<ConditionTokens>> {
         if request.conditions.as_ref().into_iter().all(Vec::is_empty) {
             return Ok(None);
         }
-        let levels = noise_levels(&request.conditions);
+        let levels = request.noise_levels();
         let c = &self.model.sizes.transformer;
         let channels = c.streams().map(|s| s.in_channels);
         let videos = Av { video: carried.map_or(1, |carried| carried.dim().0), audio: 1 };
@@ -77,14 +80,13 @@ impl Runner {
         let mut behind = shapes.own_tokens();
         let all = streams.as_mut().zip(request.conditions.as_ref());
         let times = shapes.coords(&self.model.sizes, request.frame_rate);
-        for ((stream, conditions), times) in all.zip(times) {
+        let mut given = Av::default();
+        for (((stream, conditions), times), (role, given)) in all.zip(times).zip(request.roles.zip(given.as_mut())) {
             for condition in conditions {
                 let tokens = match &condition.content {
                     Content::Image { path, crf } => self.image_tokens(path, *crf, request)?,
-                    Content::Sound { path, start, duration } => {
-                        let seconds = request.num_frames as f64 / request.frame_rate;
-                        let sound = given_sound(path, *start, *duration, seconds)?;
-                        self.encode_audio(&sound, shapes.audio.length)?
+                    Content::Sound { .. } => {
+                        sound.cloned().ok_or_else(|| PipelineError::Bug("no sound is given".into()))?
                     }
                     Content::AudioLatents { path } => self.audio_tokens(path, &shapes.audio)?,
                     Content::Generated => Array3::zeros((1, frame, stream.clean.shape()[2])),
@@ -94,6 +96,10 @@ impl Runner {
                         all.slice(s![.., at * frame..(at + 1) * frame, ..]).to_owned()
                     }
                 };
+                if role == StreamRole::Kept {
+                    *given = Some(tokens);
+                    continue;
+                }
                 let level =
                     levels.iter().position(|l| *l == condition.noise_level()).expect("a level of each condition");
                 let n = tokens.shape()[1];
@@ -112,7 +118,7 @@ impl Runner {
                 stream.level.slice_mut(s![.., to]).fill(level as i32);
             }
         }
-        Ok(Some(ConditionTokens { levels, streams }))
+        Ok(Some(ConditionTokens { levels, streams, given }))
     }
 
     /// Audio latents of a file as normalised tokens `[1, n, c]`, as many as a pass has.

@@ -151,8 +151,9 @@ fn check_outputs(options: &GenerateOptions) -> Result<()> {
 /// The requests of the jobs. Files that cannot be used are found before anything is loaded.
 fn requests(config: &Config, options: &GenerateOptions, model: &Model) -> Result<Vec<Request>> {
     let requests = options.jobs.iter().map(|job| model.request(config, job)).collect::<Result<Vec<Request>>>()?;
-    for condition in requests.iter().flat_map(|request| request.conditions.as_ref()).flatten() {
-        condition_encoder::check(condition)?;
+    for request in &requests {
+        let mut all = request.conditions.as_ref().into_iter().flatten();
+        all.try_for_each(|condition| condition_encoder::check(condition, request.seconds()))?;
     }
     Ok(requests)
 }

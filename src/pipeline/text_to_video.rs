@@ -101,7 +101,8 @@ impl Runner {
         let batch = Batch::new(requests, &self.build.layout)?;
         let dump = Dump::new(batch.asked(), options.dump);
         self.executor.enter(1)?;
-        Run { noise: batch.noise(), runner: self, batch, clock, dump, options, watch }.finish()
+        let sound = self.given(batch.shared())?;
+        Run { noise: batch.noise(), sound, runner: self, batch, clock, dump, options, watch }.finish()
     }
 }
 
@@ -176,7 +177,7 @@ impl Run<'_> {
         let video = self.runner.model.decoded_latents(video)?;
         let videos = self.decode_video(video, &shapes, request, decoder_noise)?;
         self.ends(Phase::VideoDecoder);
-        let audios = split(self.decode_audio(audio, request)?, self.batch.asked());
+        let (audios, sample_rate) = self.sounds(audio, request)?;
         self.dump.keep_each("audio", &audios);
         self.ends(Phase::AudioDecoder);
 
@@ -186,7 +187,7 @@ impl Run<'_> {
             frames: video.frames,
             stream: video.stream,
             audio: audio.index_axis_move(Dim(0), 0),
-            sample_rate: self.runner.model.sample_rate,
+            sample_rate,
             frame_rate: request.output_rate(),
             timings: timings.clone(),
             steps: first.sigmas.len() - 1,
@@ -349,6 +350,15 @@ impl Run<'_> {
         let videos = shown(video, self.batch.asked())?;
         self.dump.keep_each("video", &videos);
         frames(&videos)
+    }
+
+    /// The sound of each video, `[1, channels, samples]`, and its rate: the one that is given, or what latents decode to.
+    fn sounds(&mut self, latents: Array4<f32>, request: &Request) -> Result<(Vec<Array3<f32>>, usize)> {
+        let asked = self.batch.asked();
+        Ok(match &self.sound {
+            Some(given) => (vec![given.samples(); asked], given.rate()),
+            None => (split(self.decode_audio(latents, request)?, asked), self.runner.model.sample_rate),
+        })
     }
 
     /// Latents to samples `[b, channels, samples]`; those of a canvas as long as the video.

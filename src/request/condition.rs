@@ -106,6 +106,12 @@ impl Condition {
         Condition { content: Content::Carried(at), placement, strength }
     }
 
+    /// A sound that is all of the video's.
+    pub fn sound(given: &config::GivenAudio) -> Self {
+        let (path, start, duration) = (given.path.clone().into(), given.start, given.duration);
+        Condition { content: Content::Sound { path, start, duration }, placement: Placement::Whole, strength: 1.0 }
+    }
+
     /// A time span of sound that the video keeps.
     ///
     /// # Errors
@@ -176,16 +182,17 @@ pub(crate) fn conditions(config: &Config) -> Result<Av<Vec<Condition>>, RequestE
     };
     let images = config.request.images.iter();
     let images = images.map(|image| Condition::image(image, image.crf(&config.conditioning), appended, span));
-    let sound = config.request.audio_latents.iter().map(Condition::audio_span);
+    let given = config.request.audio.iter().map(|given| Ok(Condition::sound(given)));
+    let sound = given.chain(config.request.audio_latents.iter().map(Condition::audio_span));
     let frames = config.request.num_frames.count().unwrap_or(1);
     let slots = generated(config.conditioning.generated_keyframes, frames)?.into_iter().map(Condition::generated);
     Ok(Av { video: images.chain(slots).collect(), audio: sound.collect::<Result<_, _>>()? })
 }
 
 /// Noise levels of tokens as parts of a step's: 1 first, then each other one of the conditions.
-pub(crate) fn noise_levels(conditions: &Av<Vec<Condition>>) -> Vec<f32> {
+pub(super) fn noise_levels<'a>(conditions: impl Iterator<Item = &'a Condition>) -> Vec<f32> {
     let mut levels = vec![1.0];
-    for level in conditions.as_ref().into_iter().flatten().map(Condition::noise_level) {
+    for level in conditions.map(Condition::noise_level) {
         if !levels.contains(&level) {
             levels.push(level);
         }

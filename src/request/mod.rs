@@ -14,8 +14,8 @@ mod tests;
 mod tiling;
 
 pub use canvas::{Canvas, KeyframeSource, TemporalTile};
+pub(crate) use condition::conditions;
 pub use condition::{Condition, Content, Placement, Span};
-pub(crate) use condition::{conditions, noise_levels};
 pub(crate) use dfr::Round;
 pub use dfr::{Dfr, DfrForm};
 pub(crate) use diffusion_tiles::Blend;
@@ -156,6 +156,11 @@ impl Request {
         (Request { width: self.width / 2, height: self.height / 2, ..first }, Some(second))
     }
 
+    /// Seconds that its frames last.
+    pub(crate) fn seconds(&self) -> f64 {
+        self.num_frames as f64 / self.frame_rate
+    }
+
     /// Frames of the finished video.
     pub fn output_frames(&self) -> usize {
         let rounds = self.dfr.as_ref().map_or(0, |dfr| dfr.temporal_rounds);
@@ -190,6 +195,23 @@ impl Request {
         self.conditions.video.iter().any(|c| matches!(c.content, Content::Image { .. }))
     }
 
+    /// Streams that are given whole.
+    pub(crate) fn given(&self) -> Av<bool> {
+        self.conditions.as_ref().map(|all| all.iter().any(|c| c.placement == Placement::Whole))
+    }
+
+    /// Conditions of the streams that are denoised.
+    pub(crate) fn denoised_conditions(&self) -> impl Iterator<Item = &Condition> {
+        let denoised = self.conditions.as_ref().zip(self.roles).into_iter();
+        denoised.filter(|(_, role)| *role == StreamRole::Denoised).flat_map(|(all, _)| all)
+    }
+
+    /// Noise levels of tokens as parts of a step's: 1 first, then each other one of the conditions. A stream that is kept has
+    /// none of its own.
+    pub(crate) fn noise_levels(&self) -> Vec<f32> {
+        condition::noise_levels(self.denoised_conditions())
+    }
+
     /// Whether sound is given, which the audio encoder encodes.
     pub fn has_sound(&self) -> bool {
         self.conditions.audio.iter().any(|c| matches!(c.content, Content::Sound { .. }))
@@ -207,8 +229,12 @@ impl Request {
             // Each video is a request of its own: its neighbours have no part in its statistics.
             rescale: if batch > 1 { RescaleScope::PerSample } else { self.rescale },
             branches,
-            levels: noise_levels(&self.conditions).len(),
-            conditioned: self.conditions.as_ref().map(|all| all.iter().any(|c| c.noise_level() != 1.0)),
+            levels: self.noise_levels().len(),
+            conditioned: self
+                .conditions
+                .as_ref()
+                .zip(self.roles)
+                .map(|(all, role)| role == StreamRole::Denoised && all.iter().any(|c| c.noise_level() != 1.0)),
             keyframes: sizes.transformer.use_keyframes_abs_pos_embedding
                 && (self.first_frame_marker || self.conditions.video.iter().any(|c| c.content == Content::Generated)),
             roles: self.roles,

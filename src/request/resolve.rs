@@ -8,18 +8,33 @@ use crate::av::Av;
 use crate::config::{self, Config, Dtype, Job, Pipeline, Reference};
 use crate::hlo::DType;
 use crate::models::transformer::{CrossTimestep, TransformerConfig};
+use crate::sampling::denoise::StreamRole;
 use crate::sampling::guidance::{RescaleScope, Scales};
 use crate::sampling::sigmas::{self, FlowMatch};
 use crate::sampling::{AnySampler, SamplingError, StepDraws};
 
-/// Guidance scales of video and audio.
+/// Guidance scales of video and audio; none of a stream that is given.
 pub(crate) fn scales(config: &Config) -> Av<Scales> {
-    config.scales().map(|s| Scales {
+    let scales = config.scales().map(|s| Scales {
         cfg: s.cfg as f32,
         stg: s.stg as f32,
         modality: s.modality as f32,
         rescale: s.rescale as f32,
-    })
+    });
+    match &config.request.audio {
+        Some(_) => Av { audio: Scales::NEUTRAL, ..scales },
+        None => scales,
+    }
+}
+
+/// Roles of video and audio.
+fn roles(config: &Config) -> Av<StreamRole> {
+    let audio = match (&config.request.audio, config.conditioning.given_stream) {
+        // Its tokens are conditions that have no noise, in a stream that has the step's.
+        (None, _) | (Some(_), Reference::Official1) => StreamRole::Denoised,
+        (Some(_), Reference::Official | Reference::Diffusers) => StreamRole::Kept,
+    };
+    Av { video: StreamRole::Denoised, audio }
 }
 
 /// Noise levels of a configuration, from the first step's to the final 0, for the shapes of its first pass.
@@ -125,8 +140,8 @@ pub(crate) fn of_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<R
             Reference::Official1 | Reference::Diffusers => Noising::Known,
         },
         positions: positions(config),
-        roles: Av::default(),
-        draws_kept: false,
+        roles: roles(config),
+        draws_kept: r.audio.is_some(),
         conditions: conditions(config)?,
         refine: refine(config)?,
         dfr,

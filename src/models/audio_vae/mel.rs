@@ -101,7 +101,7 @@ mod tests {
         })
     }
 
-    /// What the reference computes of it, in f32.
+    /// Golden numbers are those that the reference computes of it, in f32.
     #[test]
     fn the_spectrogram_is_the_reference_s() {
         let c = AudioVaeConfig::default();
