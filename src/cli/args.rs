@@ -179,9 +179,7 @@ impl RequestArgs {
         given.flag("negative-prompt", "request.negative_prompt", self.negative_prompt.clone());
         given.flag("negative-prompt-file", "request.negative_prompt_file", self.negative_prompt_file.clone());
         given.flag("image", "request.images", images(&self.image)?);
-        given.flag("audio", "request.audio.path", self.audio.clone());
-        given.flag("audio-start", "request.audio.start", self.audio_start);
-        given.flag("audio-duration", "request.audio.duration", self.audio_duration);
+        given.flag("audio", "request.audio", self.sound());
         given.flag("width", "request.width", self.width);
         given.flag("height", "request.height", self.height);
         given.flag("num-frames", "request.num_frames", self.num_frames.clone());
@@ -209,6 +207,14 @@ impl RequestArgs {
         );
         given.flag("reference", "reference", self.reference.and_then(word));
         Ok(())
+    }
+
+    /// The sound that is given, with what else is said of it.
+    fn sound(&self) -> Option<Value> {
+        let more = [("start", self.audio_start), ("duration", self.audio_duration)];
+        let path = [("path".to_string(), json!(self.audio.as_ref()?))].into_iter();
+        let more = more.into_iter().filter_map(|(key, value)| Some((key.to_string(), json!(value?))));
+        Some(Value::Object(path.chain(more).collect()))
     }
 }
 

@@ -5,7 +5,6 @@ use std::fs::File;
 use std::io::{Cursor, ErrorKind};
 use std::path::Path;
 
-use ndarray::Array2;
 use symphonia::core::audio::Channels;
 use symphonia::core::codecs::audio::AudioDecoderOptions;
 use symphonia::core::errors::Error as Reason;
@@ -116,13 +115,7 @@ fn decoded(
     if planes.iter().flatten().any(|sample| !sample.is_finite()) {
         return Err(Reason::DecodeError("it holds samples that are no numbers"));
     }
-    edit.apply(&mut planes, rate);
+    edit.apply(&mut planes, rate, end);
     let sound = Audio::new(stereo(planes, &channels), rate);
     sound.map(Some).map_err(|_| Reason::DecodeError("no channel, or a rate of 0"))
-}
-
-/// Planes of the same length as an array `[channels, samples]`.
-pub(super) fn array(planes: &[Vec<f32>]) -> Array2<f32> {
-    let samples = planes.iter().map(Vec::len).min().unwrap_or(0);
-    Array2::from_shape_fn((planes.len(), samples), |(channel, at)| planes[channel][at])
 }

@@ -8,7 +8,7 @@ use super::error::{PipelineError, Result};
 use super::runner::Runner;
 use super::tensors::fixed;
 use crate::media::{self, Audio};
-use crate::models::audio_vae::{log_mel, resample};
+use crate::models::audio_vae::{log_mel, resample, samples_of};
 use crate::request::{Content, Request, Shapes};
 use crate::sampling::latents::pack_audio;
 
@@ -97,7 +97,7 @@ impl Runner {
     fn encode_mel(&mut self, sound: &Audio, count: usize) -> Result<Array4<f32>> {
         let c = self.model.configs.audio_vae()?;
         let frames = c.frames_of(count);
-        let needed = (c.samples_of(frames) as u64 * u64::from(sound.rate())).div_ceil(c.sample_rate as u64);
+        let needed = (samples_of(&c, frames) as u64 * u64::from(sound.rate())).div_ceil(c.sample_rate as u64);
         let sound = sound.with_channels(c.in_channels).span(0.0, sound.len().max(needed as usize));
         let short = || PipelineError::Bug(format!("{} samples of sound make no {frames} frames", sound.len()));
         let mel = log_mel(&c, sound.samples().view(), sound.rate()).filter(|mel| mel.dim().2 >= frames);
