@@ -166,14 +166,14 @@ def cases(clip):
     span = "request.retake={start: 0.3, end: 0.4}"
     only = "request.retake={start: 0.3, end: 0.4, audio: false}"
     more = f"request.extend={{seconds: {8 / _RATE}, overlap: {_OVERLAP}}}"
-    kept = "conditioning.kept_streams=official_1_0"
+    kept = "conditioning.given_stream=official_1_0"
     yield "retake", ["pipeline=retake", span], _CFG, whole, retake(0.3, 0.4)
     yield "retake_video", ["pipeline=retake", only, kept], _CFG, whole, retake(0.3, 0.4, audio=False)
     ends = None, clip.audio(_FRAMES - _OVERLAP)
     yield "extend", ["pipeline=extend", more], _CFG, ends, [overlap, [Sound(_OVERLAP / _RATE)]]
     silent = clip.video(), None
     yield "video_to_audio", ["pipeline=video_to_audio", kept], _SOUND_ONLY, silent, [retake(0, 0)[0], []]
-    clean = ["pipeline=video_to_audio", "conditioning.kept_streams=official"]
+    clean = ["pipeline=video_to_audio", "conditioning.given_stream=official"]
     yield "video_to_audio_clean", clean, None, silent, [retake(0, 0)[0], []]
     yield "text_to_audio", ["pipeline=text_to_audio"], None, None, None
 

@@ -208,7 +208,7 @@ class Run:
         if r["pipeline"] != "distilled":
             params = importlib.import_module("ltx_core.components.guiders").MultiModalGuiderParams
             arguments.update(negative_prompt=r["negative_prompt"], num_inference_steps=r["steps"])
-            if r["audio"]:
+            if r.get("audio"):
                 arguments |= {"audio_path": str(r["audio"]["path"]), "audio_start_time": r["audio"]["start"]}
                 arguments["audio_max_duration"] = r["num_frames"] / r["frame_rate"]
             for stream, s in r["guidance"].items():

@@ -123,6 +123,15 @@ pub(crate) struct RequestArgs {
     /// The same before its start
     #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, value_parser = finite, conflicts_with_all = ["retake", "extend"])]
     pub(crate) extend_before: Option<f64>,
+    /// Sound that the video is made to: a file of any rate and number of channels, cut to the video's duration
+    #[arg(long, value_name = "PATH")]
+    pub(crate) audio: Option<String>,
+    /// Second of the sound at which the video starts
+    #[arg(long, value_name = "S", allow_negative_numbers = true, value_parser = finite, requires = "audio")]
+    pub(crate) audio_start: Option<f64>,
+    /// Seconds of the sound that are heard, then silence [default: all]
+    #[arg(long, value_name = "S", allow_negative_numbers = true, value_parser = finite, requires = "audio")]
+    pub(crate) audio_duration: Option<f64>,
     /// Width in pixels, a multiple of 32
     #[arg(long, value_name = "N")]
     pub(crate) width: Option<u64>,
@@ -183,6 +192,7 @@ impl RequestArgs {
         given.flag("negative-prompt-file", "request.negative_prompt_file", self.negative_prompt_file.clone());
         given.flag("image", "request.images", images(&self.image)?);
         self.add_video(given);
+        given.flag("audio", "request.audio", self.sound());
         given.flag("width", "request.width", self.width);
         given.flag("height", "request.height", self.height);
         given.flag("num-frames", "request.num_frames", self.num_frames.clone());
@@ -210,6 +220,14 @@ impl RequestArgs {
         );
         given.flag("reference", "reference", self.reference.and_then(word));
         Ok(())
+    }
+
+    /// The sound that is given, with what else is said of it.
+    fn sound(&self) -> Option<Value> {
+        let more = [("start", self.audio_start), ("duration", self.audio_duration)];
+        let path = [("path".to_string(), json!(self.audio.as_ref()?))].into_iter();
+        let more = more.into_iter().filter_map(|(key, value)| Some((key.to_string(), json!(value?))));
+        Some(Value::Object(path.chain(more).collect()))
     }
 }
 

@@ -64,6 +64,16 @@ fn check_request(config: &Config) -> Result<(), Fault> {
         return fail("pipeline", config.pipeline.name().into(), why.into());
     }
     check_source(config)?;
+    if let Some(why) = config.pipeline.audio_fault(r.audio.is_some()) {
+        return fail("pipeline", config.pipeline.name().into(), why.into());
+    }
+    if r.audio.is_some() && !r.audio_latents.is_empty() {
+        let why = "request.audio gives the whole sound; leave out one of the two";
+        return fail("request.audio_latents", format!("{} spans", r.audio_latents.len()), why.into());
+    }
+    if let Some(seconds) = r.audio.as_ref().and_then(|audio| audio.duration).filter(|seconds| *seconds <= 0.0) {
+        return fail("request.audio.duration", seconds.to_string(), "must be above 0".into());
+    }
     let rounds = config.dfr.temporal_rounds;
     if rounds > 0 && config.pipeline != Pipeline::Dfr {
         return fail("dfr.temporal_rounds", rounds.to_string(), "only the pipeline dfr has rounds".into());

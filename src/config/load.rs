@@ -251,7 +251,7 @@ const BY_REFERENCE: [&str; 13] = [
     "conditioning.cross_timestep",
     "conditioning.keyframe_span",
     "conditioning.noising",
-    "conditioning.kept_streams",
+    "conditioning.given_stream",
     "conditioning.first_frame_marker",
     "two_stage.audio",
     "vocoder.stage1_clamp",

@@ -15,6 +15,8 @@ pub enum Pipeline {
     TextToVideo,
     /// The same, with image conditioning.
     ImageToVideo,
+    /// Video to a sound that is given, with image conditioning or without.
+    AudioToVideo,
     /// Half size first, then refined at full size.
     TwoStage,
     /// Two stages of a distilled model: few steps, no guidance.
@@ -41,6 +43,7 @@ impl Pipeline {
         match self {
             Pipeline::TextToVideo => "text_to_video",
             Pipeline::ImageToVideo => "image_to_video",
+            Pipeline::AudioToVideo => "audio_to_video",
             Pipeline::TwoStage => "two_stage",
             Pipeline::Distilled => "distilled",
             Pipeline::Hq => "hq",
@@ -72,6 +75,7 @@ impl Pipeline {
     /// The preset of a model generation.
     pub(crate) fn preset(self, version: Version) -> &'static str {
         match (version, self) {
+            (version, Pipeline::AudioToVideo) => Pipeline::TextToVideo.preset(version),
             // No other generation has it: its transformers are refused by name.
             (_, Pipeline::Dfr) => "ltx2_5_dfr",
             (version, Pipeline::Retake | Pipeline::Extend | Pipeline::VideoToAudio | Pipeline::TextToAudio) => {
@@ -103,6 +107,20 @@ impl Pipeline {
             }
             Pipeline::Retake | Pipeline::Extend | Pipeline::VideoToAudio | Pipeline::TextToAudio if images > 0 => {
                 Some("takes no images: request.images")
+            }
+            _ => None,
+        }
+    }
+
+    /// Fault of a sound that is given, or is not.
+    pub(crate) fn audio_fault(self, given: bool) -> Option<&'static str> {
+        match self {
+            Pipeline::AudioToVideo if !given => Some("needs a sound: --audio PATH, or request.audio"),
+            pipeline
+                if given && !pipeline.has_two_stages() && pipeline != Pipeline::AudioToVideo
+                    || given && pipeline == Pipeline::Dfr =>
+            {
+                Some("a sound needs --pipeline audio_to_video, two_stage, distilled, hq or keyframes")
             }
             _ => None,
         }

@@ -33,8 +33,8 @@ with_defaults! {
         /// The video to generate.
         pub request: Request = Request::default(),
         /// Whose conventions hold where they differ: sets `sampler.sigma_shift`, `guidance.stg_streams`,
-        /// `conditioning.cross_timestep`, `conditioning.keyframe_span`, `conditioning.noising`, `conditioning.kept_streams`, `two_stage.audio`,
-        /// `vocoder.stage1_clamp`, `runtime.positions` and `model.lora_merge`, each of which can be set alone.
+        /// `conditioning.cross_timestep`, `conditioning.keyframe_span`, `conditioning.noising`, `conditioning.given_stream`,
+        /// `two_stage.audio`, `vocoder.stage1_clamp`, `runtime.positions` and `model.lora_merge`, each of which can be set alone.
         pub reference: Reference = Reference::Official,
         /// The denoising loop.
         pub sampler: Sampler = Sampler::default(),
@@ -176,6 +176,8 @@ with_defaults! {
         pub retake: Option<Retake> = None,
         /// How the pipeline `extend` goes on with the given video.
         pub extend: Option<Extend> = None,
+        /// Sound that is given: the video is made to it, and the file's samples go with the video.
+        pub audio: Option<GivenAudio> = None,
         /// Spans of sound that are kept.
         pub audio_latents: Vec<AudioLatents> = Vec::new(),
         /// Text tokens; a longer prompt is cut.
@@ -221,6 +223,22 @@ pub struct Image {
     #[serde(default)]
     #[schemars(range(min = 0, max = 51))]
     pub crf: Option<u8>,
+}
+
+/// Sound that is given: a span of a file, as long as the video. Silence follows a shorter one.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct GivenAudio {
+    /// File with sound, of any rate and number of channels.
+    pub path: String,
+    /// Second of the file at which the video starts.
+    #[serde(default)]
+    #[schemars(range(min = 0))]
+    pub start: f64,
+    /// Seconds that are heard, then silence; null for all.
+    #[serde(default)]
+    #[schemars(range(min = 0))]
+    pub duration: Option<f64>,
 }
 
 /// Kept sound: latents of an earlier run of the same duration, of which a time span stays.
@@ -441,12 +459,12 @@ with_defaults! {
         /// Start of known tokens of a strength below 1 where a pass starts from latents. Official, and in `dfr` all: those
         /// latents; `official_1_0` and diffusers: the known tokens.
         pub noising: Reference = Reference::Official,
+        /// Noise level that a stream has which is given whole. Official and diffusers: 0; `official_1_0`: the step's, though its
+        /// tokens have none.
+        pub given_stream: Reference = Reference::Official,
         /// Whether LTX-2.5's first latent frame is marked as a single frame. Official: in every pipeline; diffusers: in `dfr`
         /// alone.
         pub first_frame_marker: Reference = Reference::Official,
-        /// Noise level of a stream that is kept whole beside one that is made. Official: 0, it is clean; `official_1_0`: that of
-        /// the step, of tokens that none of its noise reaches.
-        pub kept_streams: Reference = Reference::Official,
         /// Frames at equal distances that the first stage of `distilled` generates beside the video, to guide it (LTX-2.5).
         pub generated_keyframes: usize = 0,
         /// Quality of the H.264 round trip of conditioning images that say none of their own, 0 for none.

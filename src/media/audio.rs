@@ -58,7 +58,7 @@ impl Audio {
         hex::encode(hash.finalize())
     }
 
-    /// What is heard from second `start` on: `len` samples, silence behind the sound's end.
+    /// Span from second `start` on: `len` samples, silence behind the sound's end.
     pub fn span(&self, start: f64, len: usize) -> Audio {
         let start = ((start * f64::from(self.rate)).round_ties_even() as usize).min(self.len());
         let kept = len.min(self.len() - start);

@@ -6,8 +6,6 @@ use std::f32::consts::FRAC_1_SQRT_2;
 use ndarray::Array2;
 use symphonia::core::audio::{Channels, Position};
 
-use super::sound::array;
-
 /// Shares of a speaker in left and right.
 fn shares(speaker: Position) -> [f32; 2] {
     const LEFT: Position = Position::REAR_LEFT
@@ -40,6 +38,12 @@ pub(super) fn stereo(planes: Vec<Vec<f32>>, channels: &Channels) -> Array2<f32> 
         _ => return array(&planes[..2]),
     };
     mixed(&planes, &places.into_iter().map(shares).collect::<Vec<_>>())
+}
+
+/// Planes of the same length as an array `[channels, samples]`.
+fn array(planes: &[Vec<f32>]) -> Array2<f32> {
+    let samples = planes.iter().map(Vec::len).min().unwrap_or(0);
+    Array2::from_shape_fn((planes.len(), samples), |(channel, at)| planes[channel][at])
 }
 
 fn mixed(planes: &[Vec<f32>], shares: &[[f32; 2]]) -> Array2<f32> {

@@ -5,7 +5,10 @@ use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
 
-/// What is heard of a track's decoded samples, in seconds.
+/// Seconds of silence that a file may put in front, where nobody says how much is read.
+const MOST_SILENCE: f64 = 60.0;
+
+/// Heard part of a track's decoded samples, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Edit {
     /// Silence in front.
@@ -22,15 +25,16 @@ impl Edit {
         self.skip
     }
 
-    /// Leaves of each plane what is heard.
-    pub(super) fn apply(&self, planes: &mut [Vec<f32>], rate: u32) {
+    /// Leaves of each plane what is heard; silence in front of `end` seconds at most.
+    pub(super) fn apply(&self, planes: &mut [Vec<f32>], rate: u32, end: Option<f64>) {
+        let silence = self.silence.min(end.unwrap_or(MOST_SILENCE));
         let samples = |seconds: f64| (seconds * f64::from(rate)).round() as usize;
         for plane in planes {
             plane.drain(..samples(self.skip).min(plane.len()));
             if let Some(length) = self.length {
                 plane.truncate(samples(length));
             }
-            plane.splice(..0, std::iter::repeat_n(0.0, samples(self.silence)));
+            plane.splice(..0, std::iter::repeat_n(0.0, samples(silence)));
         }
     }
 }
@@ -161,7 +165,7 @@ mod tests {
         let edit = sound_edit(file.path()).unwrap();
         assert_eq!(edit, Edit { silence: 0.5, skip: 0.5, length: Some(1.0) });
         let mut planes = vec![vec![1.0, 2.0, 3.0, 4.0, 5.0]];
-        edit.apply(&mut planes, 2);
+        edit.apply(&mut planes, 2, None);
         assert_eq!(planes, [[0.0, 2.0, 3.0]]);
         std::fs::write(file.path(), b"RIFF").unwrap();
         assert_eq!(sound_edit(file.path()).unwrap(), Edit::default());

@@ -29,6 +29,7 @@ mod stream;
 mod wav;
 mod yuv;
 
+pub use aac::AAC_RATES;
 pub use atomic::{check_writable, remove_temporaries, write_atomically};
 pub use audio::Audio;
 pub use clip::{Clip, ClipInfo, covering_clip, probe_clip, read_clip};

@@ -5,7 +5,6 @@ use std::fs::File;
 use std::io::{Cursor, ErrorKind};
 use std::path::Path;
 
-use ndarray::Array2;
 use symphonia::core::audio::Channels;
 use symphonia::core::codecs::audio::AudioDecoderOptions;
 use symphonia::core::errors::Error as Reason;
@@ -77,13 +76,17 @@ fn decoded(
     let Some(track) = format.default_track(TrackType::Audio) else { return Ok(None) };
     let codec = track.codec_params.as_ref().and_then(|codec| codec.audio());
     let codec = codec.ok_or(Reason::Unsupported("codec"))?;
-    let mut decoder = get_codecs().make_audio_decoder(codec, &AudioDecoderOptions::default())?;
+    let mut decoder = get_codecs().make_audio_decoder(codec, &AudioDecoderOptions::default().verify(true))?;
     let track = track.id;
     let mut planes: Vec<Vec<f32>> = Vec::new();
     let mut form: Option<(u32, Channels)> = None;
     loop {
         let packet = match format.next_packet() {
             Ok(Some(packet)) => packet,
+            // Frames that were skipped are missed by those that have a sum of all.
+            Ok(None) if decoder.finalize().verify_ok == Some(false) => {
+                return Err(Reason::DecodeError("samples are missing"));
+            }
             Ok(None) => break,
             // Who writes to a pipe cannot say how much comes.
             Err(Reason::IoError(e)) if e.kind() == ErrorKind::UnexpectedEof && form.is_some() => break,
@@ -112,13 +115,7 @@ fn decoded(
     if planes.iter().flatten().any(|sample| !sample.is_finite()) {
         return Err(Reason::DecodeError("it holds samples that are no numbers"));
     }
-    edit.apply(&mut planes, rate);
+    edit.apply(&mut planes, rate, end);
     let sound = Audio::new(stereo(planes, &channels), rate);
     sound.map(Some).map_err(|_| Reason::DecodeError("no channel, or a rate of 0"))
-}
-
-/// Planes of the same length as an array `[channels, samples]`.
-pub(super) fn array(planes: &[Vec<f32>]) -> Array2<f32> {
-    let samples = planes.iter().map(Vec::len).min().unwrap_or(0);
-    Array2::from_shape_fn((planes.len(), samples), |(channel, at)| planes[channel][at])
 }

@@ -14,21 +14,22 @@ use super::sound_encoder::given_sound;
 use super::tensors::fixed;
 use crate::av::Av;
 use crate::media::{self, Audio, Clip, RoundTrip};
-use crate::request::{Condition, Content, Placement, Request, Shapes, VideoPart, noise_levels};
+use crate::request::{Condition, Content, Placement, Request, Shapes, VideoPart};
+use crate::sampling::denoise::StreamRole;
 use crate::sampling::latents::{AudioShape, pack_audio};
 use crate::weights::Checkpoint;
 
 /// Tensor of a dump with the sound's latents.
 const AUDIO_LATENTS: &str = "latents.audio";
 
-/// Fails where the file of a condition cannot be used.
+/// Fails where the file of a condition of a video of so many seconds cannot be used.
 ///
 /// # Errors
 /// The file and why.
-pub(crate) fn check(condition: &Condition) -> Result<()> {
+pub(crate) fn check(condition: &Condition, seconds: f64) -> Result<()> {
     match &condition.content {
         Content::Image { path, .. } => Ok(media::read_image(path).map(drop)?),
-        Content::Sound { path, start, duration } => given_sound(path, *start, *duration, 0.0).map(drop),
+        Content::Sound { path, start, duration } => given_sound(path, *start, *duration, seconds).map(drop),
         Content::AudioLatents { path } => audio_latents(path).map(drop),
         // A given video is read before.
         Content::Video(_) | Content::VideoSound { .. } | Content::Generated | Content::Carried(_) => Ok(()),
@@ -81,7 +82,8 @@ fn outside(bounds: &Array4<f32>, span: Range<f64>) -> impl Iterator<Item = Range
 }
 
 impl Runner {
-    /// The conditions of a pass at its size; none without such. `carried` are the tokens of keyframes of the pass before.
+    /// The conditions of a pass at its size; none without such. `carried` are the tokens of keyframes of the pass before,
+    /// `sound` those of the sound that is given.
     ///
     /// # Errors
     /// A file that cannot be used; what is wrong with program or device.
@@ -90,11 +92,12 @@ impl Runner {
         request: &Request,
         shapes: &Shapes,
         carried: Option<&Array3<f32>>,
+        sound: Option<&Array3<f32>>,
     ) -> Result<Option<ConditionTokens>> {
         if request.conditions.as_ref().into_iter().all(Vec::is_empty) {
             return Ok(None);
         }
-        let levels = noise_levels(&request.conditions, request.roles);
+        let levels = request.noise_levels();
         let c = &self.model.sizes.transformer;
         let channels = c.streams().map(|s| s.in_channels);
         let videos = Av { video: carried.map_or(1, |carried| carried.dim().0), audio: 1 };
@@ -103,23 +106,22 @@ impl Runner {
         let frame = shapes.frame_tokens();
         let own = Av { video: shapes.own_tokens(), audio: shapes.tokens.audio };
         let mut behind = shapes.own_tokens();
-        let all = streams.as_mut().zip(request.conditions.as_ref()).zip(shapes.denoised().zip(own));
+        let all = streams.as_mut().zip(request.conditions.as_ref()).zip(request.roles.zip(own));
         let times = shapes.coords(&self.model.sizes, request.frame_rate);
-        for (((stream, conditions), (denoised, own)), times) in all.zip(times) {
+        let mut given = Av::default();
+        for (((stream, conditions), (role, own)), (times, given)) in all.zip(times.zip(given.as_mut())) {
             for condition in conditions {
                 let tokens = match &condition.content {
                     Content::Image { path, crf } => self.image_tokens(path, *crf, request)?,
-                    Content::Sound { path, start, duration } => {
-                        let seconds = request.num_frames as f64 / request.frame_rate;
-                        let sound = given_sound(path, *start, *duration, seconds)?;
-                        self.encode_audio(&sound, shapes.audio.length)?
+                    Content::Sound { .. } => {
+                        sound.cloned().ok_or_else(|| PipelineError::Bug("no sound is given".into()))?
                     }
                     Content::AudioLatents { path } => self.audio_tokens(path, &shapes.audio)?,
                     Content::Video(part) => self.video_tokens(part, request)?,
                     Content::VideoSound { last, delay } => {
                         let given = clip(request)?;
                         let Some(sound) = clip_sound(&given, request, *last, *delay) else {
-                            if denoised {
+                            if role == StreamRole::Denoised {
                                 continue;
                             }
                             return Err(PipelineError::Usage("the video has no sound that could be kept".into()));
@@ -133,8 +135,12 @@ impl Runner {
                         all.slice(s![.., at * frame..(at + 1) * frame, ..]).to_owned()
                     }
                 };
-                // A stream that is kept has no noise level of its own.
-                let level = levels.iter().position(|l| denoised && *l == condition.noise_level()).unwrap_or_default();
+                if role == StreamRole::Kept {
+                    *given = Some(tokens);
+                    continue;
+                }
+                let level =
+                    levels.iter().position(|l| *l == condition.noise_level()).expect("a level of each condition");
                 let n = tokens.shape()[1];
                 let places: Vec<(Range<usize>, Range<usize>)> = match condition.placement {
                     Placement::First | Placement::Whole => vec![(0..n, 0..n)],
@@ -157,7 +163,7 @@ impl Runner {
                 }
             }
         }
-        Ok(Some(ConditionTokens { levels, streams }))
+        Ok(Some(ConditionTokens { levels, streams, given }))
     }
 
     /// Audio latents of a file as normalised tokens `[1, n, c]`, as many as a pass has.

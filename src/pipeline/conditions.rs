@@ -18,6 +18,8 @@ pub(crate) struct ConditionTokens {
     pub(crate) levels: Vec<f32>,
     /// Tokens of each stream.
     pub(crate) streams: Av<StreamTokens>,
+    /// All tokens of streams that are kept, `[1, n, c]`.
+    pub(crate) given: Av<Option<Array3<f32>>>,
 }
 
 /// Tokens of a stream that has conditions.
@@ -47,6 +49,15 @@ impl StreamTokens {
 }
 
 impl ConditionTokens {
+    /// Puts the tokens of streams that are kept in the place of those that start, for `batch` videos.
+    pub(crate) fn give(&self, start: Av<&mut Array3<f32>>, batch: usize) {
+        for (start, given) in start.zip(self.given.as_ref()) {
+            if let Some(given) = given {
+                *start = ndarray::concatenate(Dim(0), &vec![given.view(); batch]).expect("copies have one shape");
+            }
+        }
+    }
+
     /// Puts the conditions into tokens `[b, n, c]` of both streams, whatever their strength.
     pub(crate) fn place(&self, tokens: Av<&mut Array3<f32>>) {
         for (tokens, own) in tokens.zip(self.streams.as_ref()) {

@@ -157,8 +157,9 @@ fn requests(config: &Config, options: &GenerateOptions, model: &Model) -> Result
     }
     let warning = requests.first().and_then(|r| beyond_training(r.output_frames(), r.output_rate()));
     warning.iter().for_each(|warning| tracing::warn!("{warning}"));
-    for condition in requests.iter().flat_map(|request| request.conditions.as_ref()).flatten() {
-        condition_encoder::check(condition)?;
+    for request in &requests {
+        let mut all = request.conditions.as_ref().into_iter().flatten();
+        all.try_for_each(|condition| condition_encoder::check(condition, request.seconds()))?;
     }
     Ok(requests)
 }

@@ -125,14 +125,15 @@ impl Programs {
         let sound = self.first.has_sound();
         let (keyframes, rounds) = (self.keyframes, self.rounds.is_some());
         let (diffusion, tiled) = (self.diffusion, self.first.tiling.is_some());
-        let decoded = self.first.decodes_video();
+        let (decoded, makes_sound) = (self.first.decodes_video(), !self.first.given().audio);
         let runs = move |row: &&ProgramRow| match row.runs {
             Runs::Always => true,
             Runs::TwoPasses => two_passes,
             Runs::Keyframes => keyframes,
             Runs::Rounds => rounds,
             Runs::Images => images,
-            Runs::Sound => sound,
+            Runs::GivenSound => sound,
+            Runs::OwnSound => makes_sound,
             Runs::ByConvolution => decoded && !diffusion,
             Runs::ByDiffusion => decoded && diffusion,
             Runs::ByDiffusionTiles => decoded && diffusion && tiled,

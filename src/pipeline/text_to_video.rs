@@ -102,7 +102,8 @@ impl Runner {
         let batch = Batch::new(requests, &self.build.layout)?;
         let dump = Dump::new(batch.asked(), options.dump);
         self.executor.enter(1)?;
-        Run { noise: batch.noise(), runner: self, batch, clock, dump, options, watch }.finish()
+        let sound = self.given(batch.shared())?;
+        Run { noise: batch.noise(), sound, runner: self, batch, clock, dump, options, watch }.finish()
     }
 }
 
@@ -195,12 +196,11 @@ impl Run<'_> {
             }
         };
         self.ends(Phase::VideoDecoder);
-        let audios = split(self.decode_audio(audio, request)?, self.batch.asked());
+        let (audios, sample_rate) = self.sounds(audio, request)?;
         self.dump.keep_each("audio", &audios);
         self.ends(Phase::AudioDecoder);
 
         let timings = self.clock.took();
-        let sample_rate = self.runner.model.sample_rate;
         let each = videos.into_iter().zip(audios).zip(cut_tokens).zip(self.dump.finish());
         let made = each.map(|(((video, audio), cut_tokens), dump)| Generated {
             frames: video.frames,
@@ -377,6 +377,15 @@ impl Run<'_> {
         let videos = shown(video, self.batch.asked())?;
         self.dump.keep_each("video", &videos);
         frames(&videos)
+    }
+
+    /// The sound of each video, `[1, channels, samples]`, and its rate: the one that is given, or what latents decode to.
+    fn sounds(&mut self, latents: Array4<f32>, request: &Request) -> Result<(Vec<Array3<f32>>, usize)> {
+        let asked = self.batch.asked();
+        Ok(match &self.sound {
+            Some(given) => (vec![given.samples(); asked], given.rate()),
+            None => (split(self.decode_audio(latents, request)?, asked), self.runner.model.sample_rate),
+        })
     }
 
     /// Latents to samples `[b, channels, samples]`; those of a canvas as long as the video.

@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use super::RequestError;
 use crate::av::Av;
 use crate::config::{self, Config, Pipeline, Reference};
-use crate::sampling::denoise::StreamRole;
 
 /// Known tokens of a stream.
 #[derive(Clone, Debug, PartialEq)]
@@ -136,6 +135,12 @@ impl Condition {
         Condition { content: Content::Carried(at), placement, strength }
     }
 
+    /// A sound that is all of the video's.
+    pub fn sound(given: &config::GivenAudio) -> Self {
+        let (path, start, duration) = (given.path.clone().into(), given.start, given.duration);
+        Condition { content: Content::Sound { path, start, duration }, placement: Placement::Whole, strength: 1.0 }
+    }
+
     /// A time span of sound that the video keeps.
     ///
     /// # Errors
@@ -238,18 +243,19 @@ pub(crate) fn conditions(config: &Config) -> Result<Av<Vec<Condition>>, RequestE
     };
     let images = config.request.images.iter();
     let images = images.map(|image| Condition::image(image, image.crf(&config.conditioning), appended, span));
-    let sound = config.request.audio_latents.iter().map(Condition::audio_span);
+    let given = config.request.audio.iter().map(|given| Ok(Condition::sound(given)));
+    let sound = given.chain(config.request.audio_latents.iter().map(Condition::audio_span));
     let frames = config.request.num_frames.count().unwrap_or(1);
     let slots = generated(config.conditioning.generated_keyframes, frames)?.into_iter().map(Condition::generated);
-    let given = given(config, frames);
+    let kept = given_video(config, frames);
     Ok(Av {
-        video: given.video.into_iter().chain(images).chain(slots).collect(),
-        audio: given.audio.into_iter().map(Ok).chain(sound).collect::<Result<_, _>>()?,
+        video: kept.video.into_iter().chain(images).chain(slots).collect(),
+        audio: kept.audio.into_iter().map(Ok).chain(sound).collect::<Result<_, _>>()?,
     })
 }
 
 /// What a pipeline keeps of the video that it is given.
-fn given(config: &Config, frames: usize) -> Av<Option<Condition>> {
+fn given_video(config: &Config, frames: usize) -> Av<Option<Condition>> {
     let r = &config.request;
     match (config.pipeline, &r.retake, &r.extend) {
         (Pipeline::Retake, Some(span), _) => {
@@ -271,28 +277,10 @@ fn given(config: &Config, frames: usize) -> Av<Option<Condition>> {
     }
 }
 
-/// Role of each stream in a pipeline. Lightricks' 1.0.0 denoises a stream that is kept whole with a mask of zeros, so that the
-/// other one sees the step's noise level in it.
-pub(crate) fn roles(config: &Config) -> Av<StreamRole> {
-    let kept = match config.conditioning.kept_streams {
-        Reference::Official1 => StreamRole::Denoised,
-        Reference::Official | Reference::Diffusers => StreamRole::Kept,
-    };
-    match (config.pipeline, &config.request.retake) {
-        (Pipeline::VideoToAudio, _) => Av { video: kept, audio: StreamRole::Denoised },
-        (Pipeline::TextToAudio, _) => Av { video: StreamRole::Absent, audio: StreamRole::Denoised },
-        (Pipeline::Retake, Some(span)) => {
-            Av { video: span.video, audio: span.audio }.map(|anew| if anew { StreamRole::Denoised } else { kept })
-        }
-        _ => Av::default(),
-    }
-}
-
-/// Noise levels of tokens as parts of a step's: 1 first, then each other one of the conditions of streams that are denoised.
-pub(crate) fn noise_levels(conditions: &Av<Vec<Condition>>, roles: Av<StreamRole>) -> Vec<f32> {
+/// Noise levels of tokens as parts of a step's: 1 first, then each other one of the conditions.
+pub(super) fn noise_levels<'a>(conditions: impl Iterator<Item = &'a Condition>) -> Vec<f32> {
     let mut levels = vec![1.0];
-    let denoised = conditions.as_ref().zip(roles).into_iter().filter(|(_, role)| *role == StreamRole::Denoised);
-    for level in denoised.flat_map(|(own, _)| own).map(Condition::noise_level) {
+    for level in conditions.map(Condition::noise_level) {
         if !levels.contains(&level) {
             levels.push(level);
         }

@@ -14,8 +14,8 @@ mod tests;
 mod tiling;
 
 pub use canvas::{Canvas, KeyframeSource, TemporalTile};
+pub(crate) use condition::conditions;
 pub use condition::{Condition, Content, Placement, Span, VideoPart};
-pub(crate) use condition::{conditions, noise_levels, roles};
 pub(crate) use dfr::Round;
 pub use dfr::{Dfr, DfrForm};
 pub(crate) use diffusion_tiles::Blend;
@@ -177,6 +177,11 @@ impl Request {
         (Request { width: self.width / 2, height: self.height / 2, ..first }, Some(second))
     }
 
+    /// Seconds that its frames last.
+    pub(crate) fn seconds(&self) -> f64 {
+        self.num_frames as f64 / self.frame_rate
+    }
+
     /// Frames of the finished video.
     pub fn output_frames(&self) -> usize {
         let rounds = self.dfr.as_ref().map_or(0, |dfr| dfr.temporal_rounds);
@@ -224,6 +229,29 @@ impl Request {
         })
     }
 
+    /// Streams that are given whole for the other one to be made to: nothing guides them. What a retake leaves as it is has
+    /// the guidance of what it makes anew.
+    pub(crate) fn given(&self) -> Av<bool> {
+        let whole = |all: &Vec<Condition>| all.iter().any(|c| c.placement == Placement::Whole);
+        let own_sound = self.conditions.audio.iter().any(|c| matches!(c.content, Content::Sound { .. }));
+        Av {
+            video: whole(&self.conditions.video) && self.assembly == Assembly::Pictures,
+            audio: whole(&self.conditions.audio) && own_sound,
+        }
+    }
+
+    /// Conditions of the streams that are denoised.
+    pub(crate) fn denoised_conditions(&self) -> impl Iterator<Item = &Condition> {
+        let denoised = self.conditions.as_ref().zip(self.roles).into_iter();
+        denoised.filter(|(_, role)| *role == StreamRole::Denoised).flat_map(|(all, _)| all)
+    }
+
+    /// Noise levels of tokens as parts of a step's: 1 first, then each other one of the conditions. A stream that is kept has
+    /// none of its own.
+    pub(crate) fn noise_levels(&self) -> Vec<f32> {
+        condition::noise_levels(self.denoised_conditions())
+    }
+
     /// Whether sound is given, which the audio encoder encodes.
     pub fn has_sound(&self) -> bool {
         self.conditions.audio.iter().any(|c| matches!(c.content, Content::Sound { .. } | Content::VideoSound { .. }))
@@ -241,12 +269,12 @@ impl Request {
             // Each video is a request of its own: its neighbours have no part in its statistics.
             rescale: if batch > 1 { RescaleScope::PerSample } else { self.rescale },
             branches,
-            levels: noise_levels(&self.conditions, self.roles).len(),
+            levels: self.noise_levels().len(),
             conditioned: self
                 .conditions
                 .as_ref()
-                .zip(shapes.denoised())
-                .map(|(all, denoised)| denoised && all.iter().any(|c| c.noise_level() != 1.0)),
+                .zip(self.roles)
+                .map(|(all, role)| role == StreamRole::Denoised && all.iter().any(|c| c.noise_level() != 1.0)),
             keyframes: sizes.transformer.use_keyframes_abs_pos_embedding
                 && self.roles.video != StreamRole::Absent
                 && (self.first_frame_marker || self.conditions.video.iter().any(|c| c.content == Content::Generated)),

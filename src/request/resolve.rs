@@ -2,7 +2,7 @@
 
 use super::{
     Assembly, Canvas, Dfr, DfrForm, ModelSizes, NoiseOrder, Noising, RefinePass, Request, RequestError, Shapes, Tiling,
-    conditions, roles,
+    conditions,
 };
 use crate::av::Av;
 use crate::config::{self, Config, Dtype, Job, Pipeline, Reference};
@@ -13,14 +13,36 @@ use crate::sampling::guidance::{RescaleScope, Scales};
 use crate::sampling::sigmas::{self, FlowMatch};
 use crate::sampling::{AnySampler, SamplingError, StepDraws};
 
-/// Guidance scales of video and audio.
+/// Guidance scales of video and audio; none of a stream that is given.
 pub(crate) fn scales(config: &Config) -> Av<Scales> {
-    config.scales().map(|s| Scales {
+    let scales = config.scales().map(|s| Scales {
         cfg: s.cfg as f32,
         stg: s.stg as f32,
         modality: s.modality as f32,
         rescale: s.rescale as f32,
-    })
+    });
+    match &config.request.audio {
+        Some(_) => Av { audio: Scales::NEUTRAL, ..scales },
+        None => scales,
+    }
+}
+
+/// Roles of video and audio.
+fn roles(config: &Config) -> Av<StreamRole> {
+    let given = match config.conditioning.given_stream {
+        // Its tokens are conditions that have no noise, in a stream that has the step's.
+        Reference::Official1 => StreamRole::Denoised,
+        Reference::Official | Reference::Diffusers => StreamRole::Kept,
+    };
+    let audio = if config.request.audio.is_some() { given } else { StreamRole::Denoised };
+    match (config.pipeline, &config.request.retake) {
+        (Pipeline::VideoToAudio, _) => Av { video: given, audio },
+        (Pipeline::TextToAudio, _) => Av { video: StreamRole::Absent, audio },
+        (Pipeline::Retake, Some(span)) => {
+            Av { video: span.video, audio: span.audio }.map(|anew| if anew { StreamRole::Denoised } else { given })
+        }
+        _ => Av { video: StreamRole::Denoised, audio },
+    }
 }
 
 /// Noise levels of a configuration, from the first step's to the final 0, for the shapes of its first pass.

@@ -6,6 +6,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod audio_to_video;
 mod batches;
 mod cache;
 mod cfg_bits;

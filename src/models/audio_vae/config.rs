@@ -3,7 +3,6 @@
 use serde::Deserialize;
 
 use super::COMPONENT;
-use super::mel::FEWEST_SAMPLES;
 use crate::defaults::with_defaults;
 use crate::models::{ConfigError, parse_config, require};
 
@@ -98,11 +97,6 @@ impl AudioVaeConfig {
             Causality::Height => COMPRESSION * latents.saturating_sub(1) + 1,
             Causality::None | Causality::Width | Causality::WidthCompatibility => COMPRESSION * latents,
         }
-    }
-
-    /// Samples at the model's rate that so many mel frames are made of.
-    pub(crate) fn samples_of(&self, frames: usize) -> usize {
-        (self.mel_hop_length * frames.saturating_sub(1)).max(FEWEST_SAMPLES)
     }
 
     /// Mel bins of the latents.

@@ -14,11 +14,11 @@ const WINDOW: usize = 1024;
 /// The smallest magnitude: the logarithm's floor.
 const FLOOR: f64 = 1e-5;
 /// Fewest samples at the model's rate whose reflection fills half a window.
-pub(super) const FEWEST_SAMPLES: usize = WINDOW / 2 + 1;
+const FEWEST_SAMPLES: usize = WINDOW / 2 + 1;
 
 /// Samples `[channels, n]` at `rate` a second to `[1, channels, 1 + n' / hop, bins]`, `n'` being the samples at the model's rate:
 /// the natural logarithm of the magnitude of a short-time Fourier transform in bands of the mel scale. Each frame is centred
-/// on its sample, the sound being reflected at its ends. None of a sound below [`FEWEST_SAMPLES`].
+/// on its sample, the sound being reflected at its ends. None of a sound below half a window.
 ///
 /// As torchaudio's `MelSpectrogram` (Slaney's scale and areas, power 1), computed in f64.
 pub fn log_mel(c: &AudioVaeConfig, samples: ArrayView2<f32>, rate: u32) -> Option<Array4<f32>> {
@@ -46,6 +46,11 @@ pub fn log_mel(c: &AudioVaeConfig, samples: ArrayView2<f32>, rate: u32) -> Optio
         }
     }
     Some(mel)
+}
+
+/// Samples at the model's rate that so many mel frames are made of.
+pub(crate) fn samples_of(c: &AudioVaeConfig, frames: usize) -> usize {
+    (c.mel_hop_length * frames.saturating_sub(1)).max(FEWEST_SAMPLES)
 }
 
 /// A sample of a sound that is reflected at both ends.
@@ -101,7 +106,7 @@ mod tests {
         })
     }
 
-    /// What the reference computes of it, in f32.
+    /// Golden numbers are those that the reference computes of it, in f32.
     #[test]
     fn the_spectrogram_is_the_reference_s() {
         let c = AudioVaeConfig::default();

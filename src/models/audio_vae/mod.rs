@@ -15,6 +15,7 @@ pub(crate) use config::COMPRESSION;
 pub use decoder::{decode, decoder_program};
 pub use encoder::{encode, encoder_program};
 pub use mel::log_mel;
+pub(crate) use mel::samples_of;
 pub use resample::resample;
 
 /// The model folder's name.

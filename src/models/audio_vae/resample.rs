@@ -1,13 +1,13 @@
 //! Sound at another rate, by a windowed sinc as the model's training data was resampled (torchaudio's `resample`).
 
-use std::f64::consts::PI;
+use std::f32::consts::PI;
 
 use ndarray::{Array2, ArrayView2};
 
 /// Zero crossings of the sinc to either side.
-const WIDTH: f64 = 6.0;
+const WIDTH: f32 = 6.0;
 /// Part of the lower rate's band that passes.
-const ROLL_OFF: f64 = 0.99;
+const ROLL_OFF: f32 = 0.99;
 
 /// Samples `[channels, n]` of a rate at another, `[channels, ceil(n · to / from)]`; rates in samples a second, above 0. The same
 /// rate leaves every bit alone.
@@ -40,14 +40,15 @@ pub fn resample(samples: ArrayView2<f32>, from: u32, to: u32) -> Array2<f32> {
 
 /// Taps of each output phase, of reduced rates, and how many of them stand before the phase's first sample.
 fn kernel(from: usize, to: usize) -> (Vec<Vec<f32>>, usize) {
-    let (o, n) = (from as f64, to as f64);
+    // In f32, as the reference has it: a phase of hundreds is rounded to 5e-6 of a sample.
+    let (o, n) = (from as f32, to as f32);
     let base = ROLL_OFF * o.min(n);
     let reach = (WIDTH * o / base).ceil() as usize;
     let tap = |phase: usize, i: usize| {
-        let t = ((i as f64 - reach as f64) / o - phase as f64 / n) * base;
-        let t = t.clamp(-WIDTH, WIDTH);
-        let sinc = if t == 0.0 { 1.0 } else { (PI * t).sin() / (PI * t) };
-        (sinc * (PI * t / (2.0 * WIDTH)).cos().powi(2) * base / o) as f32
+        let t = (((i as f32 - reach as f32) / o - phase as f32 / n) * base).clamp(-WIDTH, WIDTH);
+        let window = (t * PI / WIDTH / 2.0).cos().powi(2);
+        let sinc = if t == 0.0 { 1.0 } else { (t * PI).sin() / (t * PI) };
+        sinc * (window * (base / o))
     };
     let taps = (0..to).map(|phase| (0..2 * reach + from).map(|i| tap(phase, i)).collect()).collect();
     (taps, reach)
@@ -77,8 +78,8 @@ mod tests {
 
     #[test]
     fn a_tone_stays_the_tone_and_the_same_rate_changes_nothing() {
-        let tone = |rate: f64, n: usize| {
-            Array2::from_shape_fn((1, n), |(_, i)| (0.5 * (2.0 * PI * 440.0 * i as f64 / rate).sin()) as f32)
+        let tone = |rate: f32, n: usize| {
+            Array2::from_shape_fn((1, n), |(_, i)| 0.5 * (2.0 * PI * 440.0 * i as f32 / rate).sin())
         };
         let (given, wanted) = (tone(44100.0, 4410), tone(16000.0, 1600));
         let got = resample(given.view(), 44100, 16000);
