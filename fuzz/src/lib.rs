@@ -12,7 +12,7 @@ use std::sync::Arc;
 use ltx2::analysis::{self, Chip, Module, Trace, XSpace};
 use ltx2::config::{CliOverrides, load, parse_mesh, presets, read_experiment};
 use ltx2::hlo::Mesh;
-use ltx2::media::{read_image, read_png, read_wav};
+use ltx2::media::{read_image, read_png, read_sound, read_wav};
 use ltx2::models::audio_vae;
 use ltx2::models::connectors::ConnectorsConfig;
 use ltx2::models::diffusion_decoder::DiffusionDecoderConfig;
@@ -148,7 +148,7 @@ pub fn tokenizer(bytes: &[u8]) -> Read {
 pub fn model_config(bytes: &[u8]) -> Read {
     let json = serde_json::from_slice(bytes)?;
     any(&[
-        audio_vae::DecoderConfig::from_json(&json).is_ok(),
+        audio_vae::AudioVaeConfig::from_json(&json).is_ok(),
         ConnectorsConfig::from_json(&json).is_ok(),
         DiffusionDecoderConfig::from_json(&json).is_ok(),
         DurationHeadConfig::from_json(&json).is_ok(),
@@ -211,7 +211,10 @@ pub fn trace(bytes: &[u8]) -> Read {
 
 /// An image or a sound.
 pub fn media(bytes: &[u8]) -> Read {
-    as_file("media", bytes, |path| any(&[read_image(path).is_ok(), read_png(path).is_ok(), read_wav(path).is_ok()]))
+    as_file("media", bytes, |path| {
+        let sound = read_sound(path, Path::new("/nowhere/ffmpeg"), Some(1.0));
+        any(&[read_image(path).is_ok(), read_png(path).is_ok(), read_wav(path).is_ok(), sound.is_ok()])
+    })
 }
 
 /// The command line's own little languages: targets, meshes, settings.

@@ -24,9 +24,13 @@ from common import CASES, FIXTURES, REPOSITORY, fix_numerics, relative_l2, show,
 from official_file import write_model, write_upsampler
 
 IMAGE = FIXTURES / "images" / "shapes.png"
+SOUND = FIXTURES / "sounds" / "given.flac"
 UPSAMPLERS = {"tiny_a": "upsampler_rational", "tiny_2_3": "upsampler_plain"}
 _GENERATIONS = {"tiny_a": "ltx2", "tiny_2_3": "ltx2_3"}
-_PRESETS = {"image_to_video": "", "two_stage": "_two_stage", "keyframes": "_two_stage", "distilled": "_distilled", "hq": "_hq"}
+_PRESETS = {
+    "image_to_video": "", "two_stage": "_two_stage", "keyframes": "_two_stage", "distilled": "_distilled", "hq": "_hq",
+    "audio_to_video": "_two_stage",
+}
 _LENGTH = 64
 
 
@@ -56,7 +60,7 @@ def request(pipeline, **more):
     size = (96, 64) if pipeline == "image_to_video" else (128, 64)
     known = dict(
         pipeline=pipeline, prompt=POSITIVE, negative_prompt=NEGATIVE, seed=4, width=size[0], height=size[1], num_frames=9,
-        frame_rate=24.0, images=[], steps=2, cross_timestep=None, guidance={"video": scales(), "audio": scales()},
+        frame_rate=24.0, images=[], audio=None, steps=2, cross_timestep=None, guidance={"video": scales(), "audio": scales()},
     )
     return {**known, **more}
 
@@ -108,7 +112,9 @@ class Model:
             for step, tokens in enumerate(steps):
                 named = self.unpacked(tokens, shapes).items()
                 outputs.update({f"{prefix}step_{step}.{name}": value for name, value in named})
-        final = [kept["video"].flatten(2).transpose(1, 2), kept["audio"].transpose(1, 2).flatten(2)]
+        # Sound that is given is not decoded.
+        sound = kept["audio"].transpose(1, 2).flatten(2) if "audio" in kept else passes[-1][-1][1]
+        final = [kept["video"].flatten(2).transpose(1, 2), sound]
         outputs.update(self.unpacked(final, sizes[-1]))
         outputs.update({"stage_2.noise.video": drawn for drawn in theirs.noise.drawn[1:]})
         return {name: value.contiguous() for name, value in outputs.items()}
@@ -119,6 +125,7 @@ def keys(request, reference):
     settings = {f"request.{key}": request[key] for key in ("prompt", "negative_prompt", "seed", "width", "height")}
     settings |= {f"request.{key}": request[key] for key in ("num_frames", "frame_rate")}
     pipeline = request["pipeline"] if request["images"] or request["pipeline"] != "image_to_video" else "text_to_video"
+    pipeline = "two_stage" if pipeline == "audio_to_video" else pipeline
     settings |= {"pipeline": pipeline, "reference": reference, "request.max_sequence_length": _LENGTH}
     if request["cross_timestep"]:
         settings["conditioning.cross_timestep"] = request["cross_timestep"]
@@ -127,12 +134,14 @@ def keys(request, reference):
         guidance = request["guidance"]
         for stream, values in guidance.items():
             settings |= {f"guidance.{stream}.{key}": value for key, value in values.items()}
-        if guidance["video"]["stg_blocks"] == guidance["audio"]["stg_blocks"]:
+        if guidance["video"]["stg_blocks"] == guidance.get("audio", {}).get("stg_blocks"):
             settings["guidance.stg_blocks"] = settings.pop("guidance.video.stg_blocks")
             del settings["guidance.audio.stg_blocks"]
     if request["images"]:
         given = [{**i, "path": str(i["path"].relative_to(REPOSITORY)), "crf": 0} for i in request["images"]]
         settings["request.images"] = json.dumps(given)
+    if request["audio"]:
+        settings["request.audio"] = json.dumps({**request["audio"], "path": str(request["audio"]["path"].relative_to(REPOSITORY))})
     return [f"{key}={value}" for key, value in settings.items()]
 
 
@@ -143,6 +152,7 @@ _FULL = {
     "video": scales(cfg=3.0, stg=1.0, modality=3.0, rescale=0.7, stg_blocks=[1]),
     "audio": scales(cfg=7.0, stg=1.0, modality=3.0, rescale=0.7, stg_blocks=[1]),
 }
+_GIVEN = request("audio_to_video", guidance={"video": _FULL["video"]}, images=[image(0)], audio=dict(path=SOUND, start=0.05))
 _CFG = {"video": scales(cfg=4.0), "audio": scales(cfg=4.0)}
 _IMAGE = request("image_to_video", guidance=_GUIDED, images=[image(0)])
 OFFICIAL = {
@@ -154,13 +164,16 @@ OFFICIAL = {
     "distilled": request("distilled", images=[image(0, 0.8)]),
     "hq": request("hq", steps=5, guidance=_GUIDED, images=[image(8, 0.9)]),
     "keyframes": request("keyframes", guidance=_CFG, images=[image(0), image(8, 0.6)]),
+    "audio": _GIVEN,
 }
-# Where 1.0.0 differs: other noise levels between the streams, keyframes of eight frames, another noiser.
+# Where 1.0.0 differs: other noise levels between the streams and of sound that is given, keyframes of eight frames, another
+# noiser.
 OFFICIAL_1_0 = {
     "image_cross": _IMAGE,
     "images": request("image_to_video", guidance=_CFG, images=[image(0, 0.75), image(8), image(5, 0.5)]),
     "two_stage": request("two_stage", guidance=_CFG, images=[image(0, 0.6), image(8, 0.75)]),
     "keyframes": request("keyframes", guidance=_CFG, images=[image(0), image(8, 0.6)]),
+    "audio": _GIVEN,
 }
 
 # Terms of guidance that are on, different by stream; blocks of the perturbed branch by stream.
@@ -251,20 +264,25 @@ def main():
     """The cases of one version."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--official", metavar="FOLDER", help="a checkout of Lightricks/LTX-2 at 400fd31")
-    folder = parser.parse_args().official
+    parser.add_argument("--only", nargs="+", help="these cases alone; all others stay as they are")
+    given = parser.parse_args()
+    folder, wanted = given.official, given.only
     fix_numerics()
     official_pipelines.find_packages(folder)
     write_image()
     component, table = ("official", OFFICIAL) if folder else ("official_1_0", OFFICIAL_1_0)
     source = "1.2.0 (400fd31)" if folder else "1.0.0"
-    shutil.rmtree(CASES / component, ignore_errors=True)
+    if not wanted:
+        shutil.rmtree(CASES / component, ignore_errors=True)
     with tempfile.TemporaryDirectory() as scratch:
         for name in UPSAMPLERS:
             model = Model(name, Path(scratch))
-            cross_timestep(model, ("own", "gate_only") if folder else ("cross",))
+            if not wanted:
+                cross_timestep(model, ("own", "gate_only") if folder else ("cross",))
             for case, asked in table.items():
-                write(component, case, model, {"": asked}, component, source)
-            if folder:
+                if not wanted or case in wanted:
+                    write(component, case, model, {"": asked}, component, source)
+            if folder and not wanted:
                 tables = {f"{k}.": request("image_to_video", guidance=g) for k, g in subsets().items()}
                 write("official_guidance", "subsets", model, tables, component, source)
 

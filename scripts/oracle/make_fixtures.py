@@ -14,6 +14,7 @@ import cases_images
 import cases_lora
 import cases_noise_order
 import cases_pipeline
+import cases_sound
 import cases_text
 import cases_tiles
 import cases_transformer
@@ -49,6 +50,7 @@ def main():
         **cases_text.COMPONENTS,
         **cases_gemma4.COMPONENTS,
         **cases_decoders.COMPONENTS,
+        **cases_sound.COMPONENTS,
         **cases_diffusion_decoder.COMPONENTS,
         **cases_pipeline.COMPONENTS,
         **cases_noise_order.COMPONENTS,

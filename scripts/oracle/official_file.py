@@ -215,9 +215,9 @@ def convert(model, target):
 
 
 def write_model(path, name):
-    """Writes a fixture model's transformer and video encoder in float32; the numbers are the fixture's, exactly."""
+    """Writes a fixture model's transformer and encoders in float32; the numbers are the fixture's, exactly."""
     configs, tensors = configs_of(MODELS / name), {}
-    for component in ("transformer", "vae"):
+    for component in ("transformer", "vae", "audio_vae"):
         for own, tensor in models.load(name, component).state_dict().items():
             tensors[key(component, own, configs)] = tensor
     write(path, tensors, header(configs))

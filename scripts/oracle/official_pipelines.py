@@ -20,14 +20,14 @@ PIPELINES = {
     "distilled": ("distilled", "DistilledPipeline"),
     "hq": ("ti2vid_two_stages_hq", "TI2VidTwoStagesHQPipeline"),
     "keyframes": ("keyframe_interpolation", "KeyframeInterpolationPipeline"),
+    "audio_to_video": ("a2vid_two_stage", "A2VidPipelineTwoStage"),
 }
 
 
 def find_packages(folder=None):
     """Readies the import of the packages: a checkout's, or the installed ones."""
-    # They import these for files of media alone, which nothing here reads.
-    for name in ("OpenImageIO", "av", "torchaudio", "torchaudio.transforms", "torchaudio.functional"):
-        sys.modules.setdefault(name, MagicMock())
+    # They import it for images alone that nothing here reads.
+    sys.modules.setdefault("OpenImageIO", MagicMock())
     for package in ("ltx-core", "ltx-pipelines") if folder else ():
         source = Path(folder).resolve() / "packages" / package / "src"
         if not source.is_dir():
@@ -176,7 +176,7 @@ class Run:
         arguments = {"loras": (), "device": torch.device("cpu")}
         if self.request["pipeline"] != "image_to_video":
             arguments["spatial_upsampler_path"] = upsampler
-        if self.request["pipeline"] in ("two_stage", "keyframes"):
+        if self.request["pipeline"] in ("two_stage", "keyframes", "audio_to_video"):
             arguments["distilled_lora"] = []
         if self.request["pipeline"] == "hq":
             strengths = {f"distilled_lora_strength_stage_{n}": 0.0 for n in (1, 2)}
@@ -219,6 +219,9 @@ class Run:
         arguments["images"] = [images(str(i["path"]), i["frame"], i["strength"], 0) for i in r["images"]]
         if r["pipeline"] != "distilled":
             arguments.update(negative_prompt=r["negative_prompt"], num_inference_steps=r["steps"])
+            if r.get("audio"):
+                arguments |= {"audio_path": str(r["audio"]["path"]), "audio_start_time": r["audio"]["start"]}
+                arguments["audio_max_duration"] = r["num_frames"] / r["frame_rate"]
             for stream, s in r["guidance"].items():
                 arguments[f"{stream}_guider_params"] = guider_parameters(s)
         self.pipeline(**arguments, tiling_config=None) if self._tiles() else self.pipeline(**arguments)

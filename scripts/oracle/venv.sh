@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# The venv of the pinned reference, if it is not there: scripts/oracle/venv.sh FOLDER
+# The venv of the pinned reference, if it is not there or has other versions: scripts/oracle/venv.sh FOLDER
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-[ ! -e "$1/ready" ] || exit 0
+wanted=$(cat "$here"/requirements*.txt | sha256sum)
+[ "$(cat "$1/ready" 2>/dev/null)" != "$wanted" ] || exit 0
 python3 -m venv "$1"
 "$1/bin/pip" install -q -r "$here/requirements.txt"
 "$1/bin/pip" install -q --no-deps -r "$here/requirements-official.txt"
-touch "$1/ready"
+rm -rf "$1"/lib/python3*/site-packages/torchaudio/lib
+echo "$wanted" > "$1/ready"

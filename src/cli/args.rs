@@ -111,6 +111,27 @@ pub(crate) struct RequestArgs {
     /// Image conditioning: file, frame index, strength 0 to 1
     #[arg(long, num_args = 3, value_names = ["PATH", "FRAME", "STRENGTH"])]
     pub(crate) image: Vec<String>,
+    /// Video that is given: a file, or a folder of PNG frames
+    #[arg(long, value_name = "PATH")]
+    pub(crate) video: Option<String>,
+    /// Makes a span of the given video anew, in seconds: the pipeline retake
+    #[arg(long, num_args = 2, value_names = ["START", "END"], allow_negative_numbers = true, value_parser = finite)]
+    pub(crate) retake: Vec<f64>,
+    /// Goes on behind the end of the given video for so many seconds: the pipeline extend
+    #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, value_parser = finite, conflicts_with = "retake")]
+    pub(crate) extend: Option<f64>,
+    /// The same before its start
+    #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, value_parser = finite, conflicts_with_all = ["retake", "extend"])]
+    pub(crate) extend_before: Option<f64>,
+    /// Sound that the video is made to: a file of any rate and number of channels, cut to the video's duration
+    #[arg(long, value_name = "PATH")]
+    pub(crate) audio: Option<String>,
+    /// Second of the sound at which the video starts
+    #[arg(long, value_name = "S", allow_negative_numbers = true, value_parser = finite, requires = "audio")]
+    pub(crate) audio_start: Option<f64>,
+    /// Seconds of the sound that are heard, then silence [default: all]
+    #[arg(long, value_name = "S", allow_negative_numbers = true, value_parser = finite, requires = "audio")]
+    pub(crate) audio_duration: Option<f64>,
     /// Width in pixels, a multiple of 32
     #[arg(long, value_name = "N")]
     pub(crate) width: Option<u64>,
@@ -170,6 +191,8 @@ impl RequestArgs {
         given.flag("negative-prompt", "request.negative_prompt", self.negative_prompt.clone());
         given.flag("negative-prompt-file", "request.negative_prompt_file", self.negative_prompt_file.clone());
         given.flag("image", "request.images", images(&self.image)?);
+        self.add_video(given);
+        given.flag("audio", "request.audio", self.sound());
         given.flag("width", "request.width", self.width);
         given.flag("height", "request.height", self.height);
         given.flag("num-frames", "request.num_frames", self.num_frames.clone());
@@ -197,6 +220,31 @@ impl RequestArgs {
         );
         given.flag("reference", "reference", self.reference.and_then(word));
         Ok(())
+    }
+
+    /// The sound that is given, with what else is said of it.
+    fn sound(&self) -> Option<Value> {
+        let more = [("start", self.audio_start), ("duration", self.audio_duration)];
+        let path = [("path".to_string(), json!(self.audio.as_ref()?))].into_iter();
+        let more = more.into_iter().filter_map(|(key, value)| Some((key.to_string(), json!(value?))));
+        Some(Value::Object(path.chain(more).collect()))
+    }
+}
+
+impl RequestArgs {
+    /// Adds what is made of a given video, and the pipeline that makes it.
+    fn add_video(&self, given: &mut CliOverrides) {
+        given.flag("video", "request.video", self.video.clone());
+        if let [start, end] = self.retake[..] {
+            given.flag("retake", "request.retake", Some(json!({"start": start, "end": end})));
+            given.shared_flag("retake", &["pipeline"], Some("retake"));
+        }
+        for (name, seconds, before) in [("extend", self.extend, false), ("extend-before", self.extend_before, true)] {
+            if let Some(seconds) = seconds {
+                given.flag(name, "request.extend", Some(json!({"seconds": seconds, "before": before})));
+                given.shared_flag(name, &["pipeline"], Some("extend"));
+            }
+        }
     }
 }
 

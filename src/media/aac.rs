@@ -4,6 +4,10 @@ use super::audio::Audio;
 use super::error::{Error, Result};
 use super::isobmff::{Media, Track};
 
+/// Rates that AAC has, in samples a second (ISO/IEC 14496-3, table 1.18).
+pub const AAC_RATES: [u32; 13] =
+    [96000, 88200, 64000, 48000, 44100, 32000, 24000, 22050, 16000, 12000, 11025, 8000, 7350];
+
 /// Samples in an access unit.
 const UNIT: u32 = 1024;
 

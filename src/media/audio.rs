@@ -1,6 +1,6 @@
 //! Raw audio: planar samples and a rate.
 
-use ndarray::{Array2, s};
+use ndarray::{Array2, Axis, s};
 use sha2::{Digest, Sha256};
 
 use super::error::{Error, Result};
@@ -58,6 +58,32 @@ impl Audio {
         hex::encode(hash.finalize())
     }
 
+    /// Span from second `start` on: `len` samples, silence behind the sound's end.
+    pub fn span(&self, start: f64, len: usize) -> Audio {
+        let start = ((start * f64::from(self.rate)).round_ties_even() as usize).min(self.len());
+        let kept = len.min(self.len() - start);
+        let mut samples = Array2::zeros((self.channels(), len));
+        samples.slice_mut(s![.., ..kept]).assign(&self.samples.slice(s![.., start..start + kept]));
+        Audio { samples, rate: self.rate }
+    }
+
+    /// The sound behind so many samples of silence.
+    pub fn delayed(&self, silence: usize) -> Audio {
+        let silence = Array2::zeros((self.channels(), silence));
+        let samples = ndarray::concatenate(Axis(1), &[silence.view(), self.samples.view()]).expect("as many channels");
+        Audio { samples, rate: self.rate }
+    }
+
+    /// The same sound with so many channels: one is every of them, two are one by their mean.
+    pub fn with_channels(&self, channels: usize) -> Audio {
+        let samples = match (self.channels(), channels) {
+            (2, 1) => self.samples.mean_axis(Axis(0)).expect("two channels").insert_axis(Axis(0)),
+            (1, n) => ndarray::concatenate(Axis(0), &vec![self.samples.view(); n]).expect("copies have one shape"),
+            _ => self.samples.clone(),
+        };
+        Audio { samples, rate: self.rate }
+    }
+
     /// The same sound trimmed or padded with silence to `len` samples, limited to -1..1 (not-a-number becomes silence):
     /// what an encoder takes.
     pub(super) fn fitted(&self, len: usize) -> Audio {
@@ -86,6 +112,19 @@ mod tests {
         assert_eq!(audio.fitted(2).samples(), &array![[0.5, 1.0], [-1.0, 0.0]]);
         assert_eq!(audio.fitted(4).samples(), &array![[0.5, 1.0, 0.0, 0.0], [-1.0, 0.0, 0.25, 0.0]]);
         assert_eq!(audio.fitted(4).planes()[1], [-1.0, 0.0, 0.25, 0.0]);
+    }
+
+    #[test]
+    fn a_span_is_padded_with_silence_and_a_channel_doubled() {
+        let audio = Audio::new(array![[1.0, 2.0, 3.0, 4.0]], 2).unwrap();
+        assert_eq!(audio.span(1.0, 1).samples(), &array![[3.0]]);
+        assert_eq!(audio.span(1.0, 3).samples(), &array![[3.0, 4.0, 0.0]]);
+        assert_eq!(audio.span(9.0, 2).samples(), &array![[0.0, 0.0]]);
+        let stereo = audio.span(0.0, 2).with_channels(2);
+        assert_eq!(stereo.samples(), &array![[1.0, 2.0], [1.0, 2.0]]);
+        let other = Audio::new(array![[1.0, 2.0], [3.0, 6.0]], 2).unwrap();
+        assert_eq!(other.with_channels(1).samples(), &array![[2.0, 4.0]]);
+        assert_eq!(other.with_channels(2), other);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! MP4, WAV and PNG: what a run leaves behind, and the images it starts from.
+//! MP4, WAV and PNG: what a run leaves behind, and the images and sounds it starts from.
 //!
 //! [`Frames`] and [`Audio`] are the raw result, and what the sidecar's hashes are taken from. [`write_mp4`] encodes both
 //! with ffmpeg when it is installed and with codecs of this binary otherwise. Every file is written under a temporary
@@ -8,7 +8,10 @@ mod aac;
 mod atomic;
 mod audio;
 mod bt601;
+mod clip;
 mod decode;
+mod downmix;
+mod edit_list;
 mod encoder;
 mod error;
 mod ffmpeg;
@@ -21,22 +24,26 @@ mod options;
 mod png;
 mod rate;
 mod round_trip;
+mod sound;
 mod stream;
 mod wav;
 mod yuv;
 
+pub use aac::AAC_RATES;
 pub use atomic::{check_writable, remove_temporaries, write_atomically};
 pub use audio::Audio;
+pub use clip::{Clip, ClipInfo, covering_clip, probe_clip, read_clip};
 pub use decode::read_video;
 pub use encoder::Encoder;
 pub use error::{Error, Result};
 pub use frames::Frames;
 #[doc(hidden)]
 pub use image_file::{covering, read_image};
-pub use mp4::{write_encoded_mp4, write_mp4};
+pub use mp4::{write_encoded_mp4, write_mp4, write_pictures_of};
 pub use options::{EncoderChoice, Mp4Options};
 pub use png::{png_bytes, read_png, read_png_frames, write_png, write_png_frames};
 pub use rate::FrameRate;
 pub use round_trip::{ImageH264, RoundTrip};
+pub use sound::read_sound;
 pub use stream::{EncodedVideo, VideoStream};
 pub use wav::{WavFormat, read_wav, write_wav};

@@ -72,8 +72,7 @@ const INERT: [(&str, &[Inert]); 3] = [
     ),
     // The connectors' positions count tokens.
     ("connectors", &[off("causal_temporal_positioning")]),
-    // The encoder's, which is not run, and training's.
-    ("audio_vae", &[inert("in_channels"), inert("double_z"), ("is_causal", |value| *value == true), inert("dropout")]),
+    ("audio_vae", &[("is_causal", |value| *value == true), inert("dropout")]),
 ];
 
 /// Keys that transformers saves with any model: how it generates, classifies and returns.

@@ -49,9 +49,10 @@ pub(crate) enum BenchTarget {
 type Timer = fn(&mut Bench, ProgramKind) -> Result<()>;
 
 /// Timers of the programs that are timed.
-const TIMED: [(ProgramKind, Timer); 10] = [
+const TIMED: [(ProgramKind, Timer); 11] = [
     (ProgramKind::TextEncoder, |bench, kind| bench.text_encoder(kind)),
     (ProgramKind::Connectors, |bench, kind| bench.connectors(kind)),
+    (ProgramKind::AudioEncoder, |bench, kind| bench.audio_encoder(kind)),
     (ProgramKind::Prepare, |bench, kind| bench.prepare(kind)),
     (ProgramKind::Denoise, |bench, kind| bench.denoise(kind)),
     (ProgramKind::Refine, |bench, kind| bench.denoise(kind)),
@@ -107,10 +108,10 @@ pub(crate) fn bench(
         let why = "bench: the pipeline dfr has keyframes in every pass; `generate --perf-json` times its phases";
         return Err(PipelineError::Usage(why.into()));
     }
-    if request.conditions.as_ref().into_iter().any(|all| !all.is_empty()) {
+    if request.denoised_conditions().next().is_some() {
         return Err(PipelineError::Usage(
-            "bench supports requests without conditions only; leave out request.images, request.audio_latents and \
-             conditioning.generated_keyframes"
+            "bench supports requests without conditions only; leave out request.images, request.audio_latents, \
+             conditioning.generated_keyframes and, by official_1_0, request.audio"
                 .into(),
         ));
     }
@@ -186,6 +187,13 @@ impl<'a> Bench<'a> {
         let (_, mask, _) = tokens(&self.runner.model, &self.synthetic.batch, self.prompts_a_video())?;
         let embeds = normal(&[mask.shape()[0], mask.shape()[1], self.runner.model.sizes.text_width], 1);
         let call = self.runner.connectors(embeds, mask)?;
+        self.call(kind, &call)
+    }
+
+    fn audio_encoder(&mut self, kind: ProgramKind) -> Result<()> {
+        let (c, shapes) = (self.runner.model.configs.audio_vae()?, Shapes::of(&self.runner.model.sizes, &self.first)?);
+        let shape = (1, c.in_channels, c.frames_of(shapes.audio.length), c.bins());
+        let call = self.runner.audio_encoder(Array4::zeros(shape))?;
         self.call(kind, &call)
     }
 

@@ -67,7 +67,7 @@ pub(crate) fn profile(
     let request = runner.model.request(config, job)?;
     if request.conditions.as_ref().into_iter().any(|all| !all.is_empty()) {
         return Err(PipelineError::Usage(
-            "profile supports requests without conditions only; leave out request.images, request.audio_latents and \
+            "profile supports requests without conditions only; leave out request.images, request.audio, request.audio_latents and \
              conditioning.generated_keyframes"
                 .into(),
         ));

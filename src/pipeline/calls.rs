@@ -228,6 +228,12 @@ impl Runner {
         Call::new(&mut self.executor, ProgramKind::DiffusionDecoder.name(), &network, inputs, given)
     }
 
+    /// A log-mel spectrogram to `latents`.
+    pub(crate) fn audio_encoder(&mut self, mel: Array4<f32>) -> Result<Call<'static>> {
+        let network = self.model.configs.audio_encoder_program(mel.dim().into(), &self.build)?;
+        self.call(ProgramKind::AudioEncoder, &network, [("mel".into(), mel.into())])
+    }
+
     /// Latents to `mel`.
     pub(crate) fn audio_decoder(&mut self, latents: Array4<f32>) -> Result<Call<'static>> {
         let network = self.model.configs.audio_decoder_program(latents.dim().into(), &self.build)?;

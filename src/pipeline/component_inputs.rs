@@ -182,6 +182,10 @@ pub(super) fn diffusion_decoder(given: &mut ReferenceArguments) -> Result<Ready>
     Ok((network, inputs))
 }
 
+pub(super) fn audio_encoder(given: &mut ReferenceArguments) -> Result<Ready> {
+    given.only("mel", ModelConfigs::audio_encoder_program)
+}
+
 pub(super) fn audio_decoder(given: &mut ReferenceArguments) -> Result<Ready> {
     given.only("latents", ModelConfigs::audio_decoder_program)
 }

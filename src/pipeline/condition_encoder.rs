@@ -1,32 +1,38 @@
-//! Conditions to tokens: images read, put through H.264 as the model's training data was, encoded; latents of earlier runs.
+//! Conditions to tokens: images read, put through H.264 as the model's training data was, encoded; sound encoded; latents of
+//! earlier runs.
 
 use std::ops::Range;
 use std::path::Path;
+use std::sync::Arc;
 
-use ndarray::{Array3, Array4, s};
+use ndarray::{Array3, Array4, Array5, s};
 
 use super::conditions::{ConditionTokens, StreamTokens};
 use super::error::{PipelineError, Result};
 use super::runner::Runner;
+use super::sound_encoder::given_sound;
 use super::tensors::fixed;
 use crate::av::Av;
-use crate::media::{self, RoundTrip};
-use crate::request::{Condition, Content, Placement, Request, Shapes, noise_levels};
+use crate::media::{self, Audio, Clip, RoundTrip};
+use crate::request::{Condition, Content, Placement, Request, Shapes, VideoPart};
+use crate::sampling::denoise::StreamRole;
 use crate::sampling::latents::{AudioShape, pack_audio};
 use crate::weights::Checkpoint;
 
 /// Tensor of a dump with the sound's latents.
 const AUDIO_LATENTS: &str = "latents.audio";
 
-/// Fails where the file of a condition cannot be used.
+/// Fails where the file of a condition of a video of so many seconds cannot be used.
 ///
 /// # Errors
 /// The file and why.
-pub(crate) fn check(condition: &Condition) -> Result<()> {
+pub(crate) fn check(condition: &Condition, seconds: f64) -> Result<()> {
     match &condition.content {
         Content::Image { path, .. } => Ok(media::read_image(path).map(drop)?),
+        Content::Sound { path, start, duration } => given_sound(path, *start, *duration, seconds).map(drop),
         Content::AudioLatents { path } => audio_latents(path).map(drop),
-        Content::Generated | Content::Carried(_) => Ok(()),
+        // A given video is read before.
+        Content::Video(_) | Content::VideoSound { .. } | Content::Generated | Content::Carried(_) => Ok(()),
     }
 }
 
@@ -50,8 +56,34 @@ fn within(bounds: &Array4<f32>, span: Range<f64>) -> Result<Range<usize>> {
     Ok(first..kept.next_back().unwrap_or(first) + 1)
 }
 
+/// The given video of a request.
+fn clip(request: &Request) -> Result<Arc<Clip>> {
+    request.clip.clone().ok_or_else(|| PipelineError::Usage("no video is given: request.video".into()))
+}
+
+/// Sound of a given video as long as the request's, where it has one: from `last` frames before its end, or its start, behind
+/// `delay` frames of silence.
+fn clip_sound(clip: &Clip, request: &Request, last: Option<usize>, delay: usize) -> Option<Audio> {
+    let sound = clip.sound.as_ref()?;
+    let seconds = |frames: usize| frames as f64 / request.frame_rate;
+    let start = last.map_or(0.0, |last| seconds(clip.frames.count() - last));
+    let samples = |frames: usize| (seconds(frames) * f64::from(sound.rate())).round_ties_even() as usize;
+    let (length, silence) = (samples(request.num_frames), samples(delay));
+    Some(sound.span(start, length - silence).delayed(silence))
+}
+
+/// The tokens that do not touch `span`, by their bounds `[1, axes, n, 2]` in seconds: those that the reference's mask of a
+/// region keeps. Bounds are compared in f32, as it does.
+fn outside(bounds: &Array4<f32>, span: Range<f64>) -> impl Iterator<Item = Range<usize>> {
+    let time = bounds.slice(s![0, 0, .., ..]);
+    let (start, end) = (span.start as f32, span.end as f32);
+    let kept = |n: &usize| !(time[[*n, 1]] > start && time[[*n, 0]] < end);
+    (0..time.nrows()).filter(kept).map(|n| n..n + 1).collect::<Vec<_>>().into_iter()
+}
+
 impl Runner {
-    /// The conditions of a pass at its size; none without such. `carried` are the tokens of keyframes of the pass before.
+    /// The conditions of a pass at its size; none without such. `carried` are the tokens of keyframes of the pass before,
+    /// `sound` those of the sound that is given.
     ///
     /// # Errors
     /// A file that cannot be used; what is wrong with program or device.
@@ -60,25 +92,42 @@ impl Runner {
         request: &Request,
         shapes: &Shapes,
         carried: Option<&Array3<f32>>,
+        sound: Option<&Array3<f32>>,
     ) -> Result<Option<ConditionTokens>> {
         if request.conditions.as_ref().into_iter().all(Vec::is_empty) {
             return Ok(None);
         }
-        let levels = noise_levels(&request.conditions);
+        let levels = request.noise_levels();
         let c = &self.model.sizes.transformer;
         let channels = c.streams().map(|s| s.in_channels);
         let videos = Av { video: carried.map_or(1, |carried| carried.dim().0), audio: 1 };
         let streams = videos.zip(shapes.tokens.zip(channels));
         let mut streams = streams.map(|(videos, (n, channels))| StreamTokens::new(videos, n, channels));
         let frame = shapes.frame_tokens();
+        let own = Av { video: shapes.own_tokens(), audio: shapes.tokens.audio };
         let mut behind = shapes.own_tokens();
-        let all = streams.as_mut().zip(request.conditions.as_ref());
+        let all = streams.as_mut().zip(request.conditions.as_ref()).zip(request.roles.zip(own));
         let times = shapes.coords(&self.model.sizes, request.frame_rate);
-        for ((stream, conditions), times) in all.zip(times) {
+        let mut given = Av::default();
+        for (((stream, conditions), (role, own)), (times, given)) in all.zip(times.zip(given.as_mut())) {
             for condition in conditions {
                 let tokens = match &condition.content {
                     Content::Image { path, crf } => self.image_tokens(path, *crf, request)?,
+                    Content::Sound { .. } => {
+                        sound.cloned().ok_or_else(|| PipelineError::Bug("no sound is given".into()))?
+                    }
                     Content::AudioLatents { path } => self.audio_tokens(path, &shapes.audio)?,
+                    Content::Video(part) => self.video_tokens(part, request)?,
+                    Content::VideoSound { last, delay } => {
+                        let given = clip(request)?;
+                        let Some(sound) = clip_sound(&given, request, *last, *delay) else {
+                            if role == StreamRole::Denoised {
+                                continue;
+                            }
+                            return Err(PipelineError::Usage("the video has no sound that could be kept".into()));
+                        };
+                        self.encode_audio(&sound, shapes.audio.length)?
+                    }
                     Content::Generated => Array3::zeros((1, frame, stream.clean.shape()[2])),
                     Content::Carried(at) => {
                         let none = || PipelineError::Bug(format!("keyframe {at} is not given with the pass"));
@@ -86,25 +135,35 @@ impl Runner {
                         all.slice(s![.., at * frame..(at + 1) * frame, ..]).to_owned()
                     }
                 };
+                if role == StreamRole::Kept {
+                    *given = Some(tokens);
+                    continue;
+                }
                 let level =
                     levels.iter().position(|l| *l == condition.noise_level()).expect("a level of each condition");
                 let n = tokens.shape()[1];
-                let (from, to) = match condition.placement {
-                    Placement::First => (0..n, 0..n),
+                let places: Vec<(Range<usize>, Range<usize>)> = match condition.placement {
+                    Placement::First | Placement::Whole => vec![(0..n, 0..n)],
+                    Placement::Last => vec![(0..n, own - n..own)],
                     Placement::Appended { .. } => {
                         behind += n;
-                        (0..n, behind - n..behind)
+                        vec![(0..n, behind - n..behind)]
                     }
                     Placement::Span { start, end } => {
                         let span = within(&times, start..end)?;
-                        (span.clone(), span)
+                        vec![(span.clone(), span)]
+                    }
+                    Placement::Outside { start, end } => {
+                        outside(&times, start..end).map(|kept| (kept.clone(), kept)).collect()
                     }
                 };
-                stream.clean.slice_mut(s![.., to.clone(), ..]).assign(&tokens.slice(s![.., from, ..]));
-                stream.level.slice_mut(s![.., to]).fill(level as i32);
+                for (from, to) in places {
+                    stream.clean.slice_mut(s![.., to.clone(), ..]).assign(&tokens.slice(s![.., from, ..]));
+                    stream.level.slice_mut(s![.., to]).fill(level as i32);
+                }
             }
         }
-        Ok(Some(ConditionTokens { levels, streams }))
+        Ok(Some(ConditionTokens { levels, streams, given }))
     }
 
     /// Audio latents of a file as normalised tokens `[1, n, c]`, as many as a pass has.
@@ -121,6 +180,22 @@ impl Runner {
         let mut tokens = pack_audio(latents.view());
         self.model.statistics.audio.normalize(&mut tokens, 2)?;
         Ok(tokens)
+    }
+
+    /// Frames of a video as normalised tokens `[1, n, c]` of a pass' size.
+    fn video_tokens(&mut self, part: &VideoPart, request: &Request) -> Result<Array3<f32>> {
+        let given = clip(request)?;
+        let have = given.frames.count();
+        if have < part.frames {
+            return Err(PipelineError::Usage(format!("the video has {have} frames, {} are needed", part.frames)));
+        }
+        let from = if part.last { have - part.frames } else { 0 };
+        let frames = given.frames.part(from..from + part.frames);
+        let video = media::covering_clip(&frames, request.height, request.width);
+        let encoded = self.video_encoder(video)?.run(&self.executor)?;
+        let mut latents: Array5<f32> = fixed(encoded.tensor("latents")?.into_f32())?;
+        self.model.statistics.video.normalize(&mut latents, 1)?;
+        Ok(self.model.sizes.video_grid.pack(latents.slice(s![.., .., part.skipped.., .., ..]))?)
     }
 
     /// An image as normalised tokens `[1, h·w, c]` of a pass' size.
@@ -145,7 +220,7 @@ impl Runner {
 mod tests {
     use ndarray::Array4;
 
-    use super::within;
+    use super::{outside, within};
 
     /// Regions that the reference's `TemporalRegionMask` generates anew, of 25 frames at 24 a second: what lies wholly
     /// before and behind one is kept.
@@ -170,6 +245,8 @@ mod tests {
                 let before = within(&bounds, 0.0..f64::from(start as f32)).unwrap_or(none.clone());
                 let behind = within(&bounds, f64::from(end as f32)..f64::INFINITY).unwrap_or(n..n);
                 assert_eq!(before.end..behind.start, generated, "{start} to {end} of {n}");
+                let kept: Vec<usize> = outside(&bounds, start..end).flatten().collect();
+                assert_eq!(kept, (0..generated.start).chain(generated.end..n).collect::<Vec<_>>());
             }
         }
         let empty = within(&Array4::zeros((1, 1, 3, 2)), 0.5..0.6).unwrap_err().to_string();

@@ -179,8 +179,8 @@ impl ModelConfigs {
     }
 
     /// The audio autoencoder's.
-    pub(crate) fn audio_vae(&self) -> Result<audio_vae::DecoderConfig> {
-        self.read(Component::AudioVae, audio_vae::DecoderConfig::from_json)
+    pub(crate) fn audio_vae(&self) -> Result<audio_vae::AudioVaeConfig> {
+        self.read(Component::AudioVae, audio_vae::AudioVaeConfig::from_json)
     }
 
     /// Sizes that requests are checked against.
@@ -270,6 +270,12 @@ impl ModelConfigs {
         let c = self.read(Component::Vae, |json| VideoVaeConfig::from_json(json)?.encoder())?;
         let [n, _, f, h, w] = dims;
         Ok(video_vae::encoder_program(&c, [n, f, h, w], b)?)
+    }
+
+    /// A mel spectrogram `[b, channels, frames, bins]` to latents.
+    pub(crate) fn audio_encoder_program(&self, dims: [usize; 4], b: &Build) -> Result<Network> {
+        let [n, _, frames, bins] = dims;
+        Ok(audio_vae::encoder_program(&self.audio_vae()?, [n, frames, bins], b)?)
     }
 
     /// Latents `[b, c, l, m]` to a mel spectrogram.

@@ -23,7 +23,7 @@ use crate::av::Av;
 use crate::failpoint;
 use crate::request::{Noising, Request, Shapes};
 use crate::runtime::{Outputs, ShardedTensor};
-use crate::sampling::denoise::DenoiseShape;
+use crate::sampling::denoise::{DenoiseShape, StreamRole};
 use crate::tensor::Tensor;
 
 /// Names of a pass' programs and dumped tensors.
@@ -104,7 +104,8 @@ impl Run<'_> {
     pub(crate) fn begin<'r>(&mut self, request: &'r Request, before: Option<Before>, names: Names) -> Result<Pass<'r>> {
         let shapes = Shapes::of(&self.runner.model.sizes, request)?;
         let carried = before.as_ref().and_then(|before| before.carried.as_ref());
-        let conditions = self.runner.encode_conditions(request, &shapes, carried)?;
+        let sound = self.sound.as_ref().map(|sound| &sound.tokens);
+        let conditions = self.runner.encode_conditions(request, &shapes, carried, sound)?;
         let sizes = &self.runner.model.sizes;
         let shape = request.denoise_shape(sizes, &shapes, self.batch.size());
         let order = DrawOrder::of(request, names.phase == Phase::Refine, self.runner.build.dtype);
@@ -118,6 +119,14 @@ impl Run<'_> {
         let mut start = drawn.tokens(sizes)?;
         if let Some(appended) = appended {
             start.video = concatenated(&start.video, &fixed(appended)?)?;
+        }
+        let channels = sizes.transformer.streams().map(|stream| stream.in_channels);
+        let absent = start.as_mut().zip(shapes.roles).zip(shapes.tokens.zip(channels)).into_iter();
+        for ((start, _), (n, c)) in absent.filter(|((_, role), _)| *role == StreamRole::Absent) {
+            *start = Array3::zeros((self.batch.size(), n, c));
+        }
+        if let Some(conditions) = &conditions {
+            conditions.give(start.as_mut(), self.batch.size());
         }
         if let Some(Before { tokens, generated, .. }) = before {
             for ((start, own), denoised) in start.as_mut().zip(tokens.as_ref()).zip(shapes.denoised()) {
@@ -161,7 +170,8 @@ impl Run<'_> {
     /// The plugin's message; [`PipelineError::Interrupted`] when the watch says so; the stream whose latents are not
     /// finite, and the step after which.
     pub(crate) fn denoise(&mut self, pass: Pass, text: &Outputs, sound: Option<&Array3<f32>>) -> Result<Denoised> {
-        let text_contexts = Av::NAMES.try_map(|stream| branch_text(text, stream, &pass.shape))?;
+        let text_contexts = Av::NAMES.zip(pass.request.given());
+        let text_contexts = text_contexts.try_map(|(stream, given)| branch_text(text, stream, &pass.shape, given))?;
         let conditions = pass.conditions.as_ref();
         let spec = PassSpec { request: pass.request, shape: &pass.shape, shapes: &pass.shapes, conditions };
         let prepare = self.runner.prepare(pass.names.prepare, spec, text_contexts)?;

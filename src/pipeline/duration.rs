@@ -62,7 +62,7 @@ pub(super) fn resolve(config: &Config, jobs: &[Job], group: Option<&Arc<Group>>)
 /// alone.
 fn predict(config: &Config, model: Model, job: &Job, least: usize, group: Option<&Arc<Group>>) -> Result<f64> {
     let mut short = Config { pipeline: Pipeline::TextToVideo, ..config.clone() };
-    (short.request.images, short.request.audio_latents) = (Vec::new(), Vec::new());
+    (short.request.images, short.request.audio_latents, short.request.audio) = (Vec::new(), Vec::new(), None);
     short.conditioning.generated_keyframes = 0;
     let short = short.with_frames(least).map_err(PipelineError::Usage)?;
     check_files(&model.configs, &model.weights, [Component::DurationHead])?;

@@ -1,6 +1,7 @@
 //! From a request to a file.
 
 mod ahead;
+mod assembly;
 pub mod batch;
 pub mod call;
 pub(crate) mod calls;
@@ -42,6 +43,7 @@ pub mod runner;
 pub mod saved;
 pub mod session;
 pub mod setup;
+mod sound_encoder;
 pub mod tensors;
 pub mod text_to_video;
 pub mod tiles;

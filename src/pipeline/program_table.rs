@@ -23,6 +23,7 @@ pub enum ProgramKind {
     Connectors,
     DurationHead,
     VideoEncoder,
+    AudioEncoder,
     Prepare,
     #[default]
     Denoise,
@@ -53,6 +54,10 @@ pub(super) enum Runs {
     Rounds,
     /// With image conditioning.
     Images,
+    /// With sound that is given.
+    GivenSound,
+    /// With sound that the model makes.
+    OwnSound,
     /// With a video decoded by convolution.
     ByConvolution,
     /// With a video decoded by diffusion.
@@ -153,7 +158,7 @@ impl ProgramRow {
 
 /// All programs, at the places of their kinds.
 #[rustfmt::skip]
-pub(crate) static TABLE: [ProgramRow; 19] = [
+pub(crate) static TABLE: [ProgramRow; 20] = [
     ProgramRow::new(ProgramKind::TextEncoder, "text_encoder", "Prompts to embeddings, all prompts in one pass",
         Component::TextEncoder, spec::text_encoder)
         .alone("`input_ids`, `attention_mask` to `prompt_embeds`", &["output_hidden_states"], inputs::text_encoder,
@@ -174,6 +179,13 @@ pub(crate) static TABLE: [ProgramRow; 19] = [
         .alone("`video` to `latents`", &[], inputs::video_encoder, |c, build| {
             let v = c.video_vae()?;
             c.video_encoder_program([1, 0, 1 + v.temporal(), 4 * v.spatial(), 4 * v.spatial()], build)
+        }),
+    ProgramRow::new(ProgramKind::AudioEncoder, "audio_encoder", "Mel spectrogram to latents",
+        Component::AudioVae, spec::audio_encoder)
+        .within(ProgramKind::Denoise).runs(Runs::GivenSound)
+        .alone("`mel` to `latents`", &[], inputs::audio_encoder, |c, build| {
+            let audio = c.audio_vae()?;
+            c.audio_encoder_program([1, 0, audio.frames_of(2), audio.bins()], build)
         }),
     ProgramRow::new(ProgramKind::Prepare, "prepare", "Step-invariant inputs of the denoising loop",
         Component::Transformer, spec::prepare)
@@ -221,11 +233,12 @@ pub(crate) static TABLE: [ProgramRow; 19] = [
             |c, build| c.diffusion_decoder_program([1, 0, 1, 1, 1], Pixels::Values, build)),
     ProgramRow::new(ProgramKind::AudioDecoder, "audio_decoder", "Latents to mel spectrogram",
         Component::AudioVae, spec::audio_decoder)
+        .runs(Runs::OwnSound)
         .alone("`latents` to `mel`", &[], inputs::audio_decoder,
             |c, build| c.audio_decoder_program([1, 0, 2, c.audio_vae()?.latent_bins()], build)),
     // Of the vocoder's input only the product of channels and bins counts.
     ProgramRow::new(ProgramKind::Vocoder, "vocoder", "Mel spectrogram to samples", Component::Vocoder, spec::vocoder)
-        .within(ProgramKind::AudioDecoder)
+        .within(ProgramKind::AudioDecoder).runs(Runs::OwnSound)
         .alone("`mel` to `audio`", &["clamp"], inputs::vocoder,
             |c, build| c.vocoder_program([1, 1, 8, c.vocoder()?.generator.in_channels], build)),
     ProgramRow::new(ProgramKind::Transformer, "transformer", "One forward pass on the reference's arguments",

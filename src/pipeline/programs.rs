@@ -120,18 +120,23 @@ impl Programs {
 
     /// The programs of a run of this request.
     pub fn kinds(&self) -> impl Iterator<Item = ProgramKind> {
-        let (two_passes, images) = (self.second.is_some(), self.first.has_images());
+        let two_passes = self.second.is_some();
+        let images = self.first.has_images() || self.first.given_frames().is_some();
+        let sound = self.first.has_sound();
         let (keyframes, rounds) = (self.keyframes, self.rounds.is_some());
         let (diffusion, tiled) = (self.diffusion, self.first.tiling.is_some());
+        let (decoded, makes_sound) = (self.first.decodes_video(), !self.first.given().audio);
         let runs = move |row: &&ProgramRow| match row.runs {
             Runs::Always => true,
             Runs::TwoPasses => two_passes,
             Runs::Keyframes => keyframes,
             Runs::Rounds => rounds,
             Runs::Images => images,
-            Runs::ByConvolution => !diffusion,
-            Runs::ByDiffusion => diffusion,
-            Runs::ByDiffusionTiles => diffusion && tiled,
+            Runs::GivenSound => sound,
+            Runs::OwnSound => makes_sound,
+            Runs::ByConvolution => decoded && !diffusion,
+            Runs::ByDiffusion => decoded && diffusion,
+            Runs::ByDiffusionTiles => decoded && diffusion && tiled,
             Runs::Alone => false,
         };
         TABLE.iter().filter(runs).map(|row| row.kind)

@@ -5,6 +5,7 @@ use super::clock::Clock;
 use super::options::RunOptions;
 use super::phase::Watch;
 use super::runner::Runner;
+use super::sound_encoder::GivenSound;
 
 /// A batch of requests on its way: what its phases share.
 pub(crate) struct Run<'a> {
@@ -13,6 +14,8 @@ pub(crate) struct Run<'a> {
     pub(crate) batch: Batch<'a>,
     /// Noise that is still to be drawn.
     pub(crate) noise: Noise,
+    /// Sound that is given.
+    pub(crate) sound: Option<GivenSound>,
     /// Times of the phases.
     pub(crate) clock: Clock,
     /// Intermediate tensors.

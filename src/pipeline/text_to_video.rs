@@ -6,6 +6,7 @@ use std::thread::JoinHandle;
 
 use ndarray::{Array2, Array3, Array4, Array5, ArrayD, Axis as Dim, Ix3, Ix5, Slice};
 
+use super::assembly::assemble;
 use super::batch::{Batch, DrawOrder, Dump, split};
 use super::clock::{Clock, PhaseTime};
 use super::denoising::{Before, Denoised, FIRST, SECOND};
@@ -24,7 +25,7 @@ use crate::av::Av;
 use crate::media::{self, Audio, Frames, Mp4Options, VideoStream};
 use crate::models::pixels::Pixels;
 use crate::models::upsampler;
-use crate::request::{RefinePass, Request, Shapes, Tiling};
+use crate::request::{Assembly, RefinePass, Request, Shapes, Tiling};
 use crate::runtime::Outputs;
 use crate::tensor::Tensor;
 
@@ -100,7 +101,8 @@ impl Runner {
         let batch = Batch::new(requests, &self.build.layout)?;
         let dump = Dump::new(batch.asked(), options.dump);
         self.executor.enter(1)?;
-        Run { noise: batch.noise(), runner: self, batch, clock, dump, options, watch }.finish()
+        let sound = self.given(batch.shared())?;
+        Run { noise: batch.noise(), sound, runner: self, batch, clock, dump, options, watch }.finish()
     }
 }
 
@@ -168,14 +170,32 @@ impl Run<'_> {
             (Some(second), Some(dfr)) => self.behind_passes(dfr, request, second, &mut shapes, made, &text)?,
             _ => made.tokens,
         };
-        let (video, audio) = unpack(&self.runner.model, &shapes, self.batch.size(), tokens)?;
+        self.decode(&shapes, tokens, decoder_noise, first.sigmas.len() - 1, cut_tokens)
+    }
+
+    /// The finished videos of normalised tokens, after `steps` steps of the first pass.
+    fn decode(
+        mut self,
+        shapes: &Shapes,
+        tokens: Av<Array3<f32>>,
+        decoder_noise: Option<DecoderNoise>,
+        steps: usize,
+        cut_tokens: Vec<usize>,
+    ) -> Result<Vec<Generated>> {
+        let request = self.batch.shared();
+        let (video, audio) = unpack(&self.runner.model, shapes, self.batch.size(), tokens)?;
         self.dump.keep_row("latents.video", &video, 1, 0);
         self.dump.keep_row("latents.audio", &audio, 1, 0);
 
-        let video = self.runner.model.decoded_latents(video)?;
-        let videos = self.decode_video(video, &shapes, request, decoder_noise)?;
+        let videos = match request.decodes_video() {
+            false => (0..self.batch.asked()).map(|_| Decoded::from(Frames::none())).collect(),
+            true => {
+                let video = self.runner.model.decoded_latents(video)?;
+                self.decode_video(video, shapes, request, decoder_noise)?
+            }
+        };
         self.ends(Phase::VideoDecoder);
-        let audios = split(self.decode_audio(audio, request)?, self.batch.asked());
+        let (audios, sample_rate) = self.sounds(audio, request)?;
         self.dump.keep_each("audio", &audios);
         self.ends(Phase::AudioDecoder);
 
@@ -185,15 +205,21 @@ impl Run<'_> {
             frames: video.frames,
             stream: video.stream,
             audio: audio.index_axis_move(Dim(0), 0),
-            sample_rate: self.runner.model.sample_rate,
+            sample_rate,
             frame_rate: request.output_rate(),
             timings: timings.clone(),
-            steps: first.sigmas.len() - 1,
+            steps,
             batch: self.batch.asked(),
             cut_tokens,
             dump,
         });
-        Ok(made.collect())
+        let whole = made.map(|mut made| {
+            if let Some(clip) = request.clip.as_ref().filter(|_| request.assembly != Assembly::None) {
+                (made.frames, made.audio) = assemble(request, clip, made.frames, made.audio, sample_rate);
+            }
+            made
+        });
+        Ok(whole.collect())
     }
 
     /// Noise goes on where the first pass left it.
@@ -285,7 +311,9 @@ impl Run<'_> {
                 })?;
                 return whole(self.frames_of(tiles::joined(&pieces))?);
             }
-            let mut pieces = Pieces::new(request.output_rate(), self.options.encode.as_ref());
+            // What is joined to other frames is encoded with them.
+            let encode = self.options.encode.as_ref().filter(|_| request.assembly == Assembly::None);
+            let mut pieces = Pieces::new(request.output_rate(), encode);
             self.decode_tiles(latents, tiling, |piece| pieces.add(frames(&shown(piece, asked)?)?))?;
             return pieces.finish();
         }
@@ -348,6 +376,15 @@ impl Run<'_> {
         let videos = shown(video, self.batch.asked())?;
         self.dump.keep_each("video", &videos);
         frames(&videos)
+    }
+
+    /// The sound of each video, `[1, channels, samples]`, and its rate: the one that is given, or what latents decode to.
+    fn sounds(&mut self, latents: Array4<f32>, request: &Request) -> Result<(Vec<Array3<f32>>, usize)> {
+        let asked = self.batch.asked();
+        Ok(match &self.sound {
+            Some(given) => (vec![given.samples(); asked], given.rate()),
+            None => (split(self.decode_audio(latents, request)?, asked), self.runner.model.sample_rate),
+        })
     }
 
     /// Latents to samples `[b, channels, samples]`; those of a canvas as long as the video.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::RequestError;
 use crate::av::Av;
-use crate::config::{self, Config, Reference};
+use crate::config::{self, Config, Pipeline, Reference};
 
 /// Known tokens of a stream.
 #[derive(Clone, Debug, PartialEq)]
@@ -28,10 +28,28 @@ pub enum Content {
         /// CRF of the H.264 round trip before it is encoded; 0 for none.
         crf: u8,
     },
+    /// Sound as a file.
+    Sound {
+        /// File of any rate and number of channels.
+        path: PathBuf,
+        /// Second of it that the video starts at.
+        start: f64,
+        /// Seconds that are heard, silence behind them; all without.
+        duration: Option<f64>,
+    },
     /// Audio latents of a video of the same duration: `latents.audio` in what `--dump` wrote.
     AudioLatents {
         /// Safetensors file.
         path: PathBuf,
+    },
+    /// Frames of the given video.
+    Video(VideoPart),
+    /// Sound of the given video; nothing is known where it has none.
+    VideoSound {
+        /// Frames before the video's end at which it is heard from; the start without.
+        last: Option<usize>,
+        /// Frames of silence before it.
+        delay: usize,
     },
     /// A frame that the model makes: known are none of its tokens.
     Generated,
@@ -39,11 +57,33 @@ pub enum Content {
     Carried(usize),
 }
 
+/// Part of the given video as latents.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VideoPart {
+    /// Number of frames that are encoded: one more than whole latents of them.
+    pub frames: usize,
+    /// Takes the video's last ones instead of its first.
+    pub last: bool,
+    /// First latents that are left out: that of a single frame stands for no eight.
+    pub skipped: usize,
+}
+
 /// Which tokens a condition fixes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Placement {
     /// The stream's first ones.
     First,
+    /// The stream's last own ones.
+    Last,
+    /// All of the stream's own.
+    Whole,
+    /// Those of the stream's own that touch no part of a time span, of content as long as the stream.
+    Outside {
+        /// Start in seconds.
+        start: f64,
+        /// End in seconds.
+        end: f64,
+    },
     /// Tokens of their own behind the video's, with the positions of a frame; dropped at the end.
     Appended {
         /// Frame of the video, from 0.
@@ -95,6 +135,12 @@ impl Condition {
         Condition { content: Content::Carried(at), placement, strength }
     }
 
+    /// A sound that is all of the video's.
+    pub fn sound(given: &config::GivenAudio) -> Self {
+        let (path, start, duration) = (given.path.clone().into(), given.start, given.duration);
+        Condition { content: Content::Sound { path, start, duration }, placement: Placement::Whole, strength: 1.0 }
+    }
+
     /// A time span of sound that the video keeps.
     ///
     /// # Errors
@@ -113,11 +159,39 @@ impl Condition {
         })
     }
 
+    fn kept(content: Content, placement: Placement) -> Self {
+        Condition { content, placement, strength: 1.0 }
+    }
+
+    /// The first `frames` of the given video and its sound, each kept at its placement.
+    pub fn given(frames: usize, placement: Av<Placement>) -> Av<Self> {
+        let video = Content::Video(VideoPart { frames, last: false, skipped: 0 });
+        let audio = Content::VideoSound { last: None, delay: 0 };
+        Av { video, audio }.zip(placement).map(|(content, placement)| Condition::kept(content, placement))
+    }
+
+    /// The last `overlap` frames of the given video and their sound, which a clip goes on behind.
+    pub fn prefix(overlap: usize, rate: f64) -> Av<Self> {
+        let video = Content::Video(VideoPart { frames: overlap, last: true, skipped: 0 });
+        let heard = Placement::Span { start: 0.0, end: overlap as f64 / rate };
+        let audio = Content::VideoSound { last: Some(overlap), delay: 0 };
+        Av { video: Condition::kept(video, Placement::First), audio: Condition::kept(audio, heard) }
+    }
+
+    /// The first `overlap` frames of the given video and their sound, which a clip of `frames` leads up to. The very first is made
+    /// anew: a clip's last latents are of eight frames each.
+    pub fn suffix(overlap: usize, frames: usize, rate: f64) -> Av<Self> {
+        let video = Content::Video(VideoPart { frames: overlap, last: false, skipped: 1 });
+        let heard = Placement::Span { start: (frames - overlap + 1) as f64 / rate, end: f64::INFINITY };
+        let audio = Content::VideoSound { last: None, delay: frames - overlap };
+        Av { video: Condition::kept(video, Placement::Last), audio: Condition::kept(audio, heard) }
+    }
+
     /// The file that it comes from, where there is one.
     pub fn path(&self) -> Option<&Path> {
         match &self.content {
-            Content::Image { path, .. } | Content::AudioLatents { path } => Some(path),
-            Content::Generated | Content::Carried(_) => None,
+            Content::Image { path, .. } | Content::Sound { path, .. } | Content::AudioLatents { path } => Some(path),
+            Content::Video(_) | Content::VideoSound { .. } | Content::Generated | Content::Carried(_) => None,
         }
     }
 
@@ -125,7 +199,11 @@ impl Condition {
     pub fn appended_at(&self) -> Option<(usize, Span)> {
         match self.placement {
             Placement::Appended { frame, span } => Some((frame, span)),
-            Placement::First | Placement::Span { .. } => None,
+            Placement::First
+            | Placement::Last
+            | Placement::Whole
+            | Placement::Outside { .. }
+            | Placement::Span { .. } => None,
         }
     }
 
@@ -165,16 +243,44 @@ pub(crate) fn conditions(config: &Config) -> Result<Av<Vec<Condition>>, RequestE
     };
     let images = config.request.images.iter();
     let images = images.map(|image| Condition::image(image, image.crf(&config.conditioning), appended, span));
-    let sound = config.request.audio_latents.iter().map(Condition::audio_span);
+    let given = config.request.audio.iter().map(|given| Ok(Condition::sound(given)));
+    let sound = given.chain(config.request.audio_latents.iter().map(Condition::audio_span));
     let frames = config.request.num_frames.count().unwrap_or(1);
     let slots = generated(config.conditioning.generated_keyframes, frames)?.into_iter().map(Condition::generated);
-    Ok(Av { video: images.chain(slots).collect(), audio: sound.collect::<Result<_, _>>()? })
+    let kept = given_video(config, frames);
+    Ok(Av {
+        video: kept.video.into_iter().chain(images).chain(slots).collect(),
+        audio: kept.audio.into_iter().map(Ok).chain(sound).collect::<Result<_, _>>()?,
+    })
+}
+
+/// What a pipeline keeps of the video that it is given.
+fn given_video(config: &Config, frames: usize) -> Av<Option<Condition>> {
+    let r = &config.request;
+    match (config.pipeline, &r.retake, &r.extend) {
+        (Pipeline::Retake, Some(span), _) => {
+            let outside = Placement::Outside { start: span.start, end: span.end.unwrap_or(f64::INFINITY) };
+            let anew = Av { video: span.video, audio: span.audio };
+            let placement = anew.map(|anew| if anew { outside } else { Placement::Whole });
+            Condition::given(frames, placement).map(Some)
+        }
+        (Pipeline::VideoToAudio, ..) => {
+            Av { video: Some(Condition::given(frames, Av::both(Placement::Whole)).video), audio: None }
+        }
+        (Pipeline::Extend, _, Some(extend)) => {
+            let (overlap, rate) = (extend.overlap, r.frame_rate);
+            let both =
+                if extend.before { Condition::suffix(overlap, frames, rate) } else { Condition::prefix(overlap, rate) };
+            both.map(Some)
+        }
+        _ => Av::default(),
+    }
 }
 
 /// Noise levels of tokens as parts of a step's: 1 first, then each other one of the conditions.
-pub(crate) fn noise_levels(conditions: &Av<Vec<Condition>>) -> Vec<f32> {
+pub(super) fn noise_levels<'a>(conditions: impl Iterator<Item = &'a Condition>) -> Vec<f32> {
     let mut levels = vec![1.0];
-    for level in conditions.as_ref().into_iter().flatten().map(Condition::noise_level) {
+    for level in conditions.map(Condition::noise_level) {
         if !levels.contains(&level) {
             levels.push(level);
         }

@@ -10,21 +10,29 @@ use crate::sampling::guidance::{Branch, Scales};
 use crate::sampling::guiders::Guider;
 use crate::sampling::{BranchSet, GuidancePlan, GuidanceSteps, MAX_STEPS, SigmaGuidance};
 
-/// Guidance scales of video and audio, where they do not depend on the noise level.
+/// Guidance scales of video and audio, where they do not depend on the noise level; none of a stream that is given.
 pub(crate) fn scales(config: &Config) -> Av<Scales> {
-    config.scales().map(|s| Scales {
+    let scales = config.scales().map(|s| Scales {
         cfg: s.cfg as f32,
         stg: s.stg as f32,
         modality: s.modality as f32,
         rescale: s.rescale as f32,
-    })
+    });
+    match &config.request.audio {
+        Some(_) => Av { audio: Scales::NEUTRAL, ..scales },
+        None => scales,
+    }
 }
 
-/// Guidance of video and audio that changes from step to step.
+/// Guidance of video and audio that changes from step to step; none of a stream that is given.
 pub(crate) fn guidance_steps(config: &Config) -> Av<GuidanceSteps> {
     let (video, audio) = (&config.guidance.video, &config.guidance.audio);
     let both = Av { video: (video, audio), audio: (audio, video) };
-    both.zip(scales(config)).map(|((own, other), scales)| {
+    let given = Av { video: false, audio: config.request.audio.is_some() };
+    both.zip(scales(config)).zip(given).map(|(((own, other), scales), given)| {
+        if given {
+            return GuidanceSteps::default();
+        }
         let skip = own.skip.or(other.skip).unwrap_or(0);
         let bounds = own.by_sigma.as_ref().or(other.by_sigma.as_ref());
         let by_sigma = bounds.into_iter().flatten().map(|at| SigmaGuidance {

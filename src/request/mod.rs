@@ -15,8 +15,8 @@ mod tests;
 mod tiling;
 
 pub use canvas::{Canvas, KeyframeSource, TemporalTile};
-pub use condition::{Condition, Content, Placement, Span};
-pub(crate) use condition::{conditions, noise_levels};
+pub(crate) use condition::conditions;
+pub use condition::{Condition, Content, Placement, Span, VideoPart};
 pub(crate) use dfr::Round;
 pub use dfr::{Dfr, DfrForm};
 pub(crate) use diffusion_tiles::Blend;
@@ -31,9 +31,12 @@ pub(crate) use sizes::coordinate_grids;
 pub(crate) use tiling::Tile;
 pub use tiling::Tiling;
 
+use std::sync::Arc;
+
 use crate::av::Av;
 use crate::config;
 use crate::hlo::DType;
+use crate::media::Clip;
 use crate::models::transformer::CrossTimestep;
 use crate::sampling::denoise::{DenoiseShape, StreamRole};
 use crate::sampling::guidance::{Branch, RescaleScope, Scales};
@@ -90,6 +93,10 @@ pub struct Request {
     pub roles: Av<StreamRole>,
     /// Whether noise is drawn, and dropped, for a stream that is kept: what is drawn later is then other noise (Lightricks).
     pub draws_kept: bool,
+    /// Frames and sound of the given video, where they are at hand: what is encoded of it, programs do not depend on.
+    pub clip: Option<Arc<Clip>>,
+    /// What is put together from the given video and what is made.
+    pub assembly: Assembly,
     /// Known tokens of video and audio.
     pub conditions: Av<Vec<Condition>>,
     /// A second pass at this size; the first then has half of it.
@@ -98,6 +105,20 @@ pub struct Request {
     pub dfr: Option<Dfr>,
     /// Tiled decoding; the whole video at once without.
     pub tiling: Option<Tiling>,
+}
+
+/// What a finished video has of the given one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Assembly {
+    /// Nothing: all is decoded.
+    #[default]
+    None,
+    /// All of its pictures, with the sound that is made.
+    Pictures,
+    /// All of it, then what is made behind so many frames of both.
+    Before(usize),
+    /// What is made, then all of it from so many common frames on.
+    Behind(usize),
 }
 
 /// Start of known tokens of strength below 1, in a pass that starts from latents of an earlier one.
@@ -166,6 +187,11 @@ impl Request {
         (Request { width: self.width / 2, height: self.height / 2, ..first }, Some(second))
     }
 
+    /// Seconds that its frames last.
+    pub(crate) fn seconds(&self) -> f64 {
+        self.num_frames as f64 / self.frame_rate
+    }
+
     /// Frames of the finished video.
     pub fn output_frames(&self) -> usize {
         let rounds = self.dfr.as_ref().map_or(0, |dfr| dfr.temporal_rounds);
@@ -200,6 +226,47 @@ impl Request {
         self.conditions.video.iter().any(|c| matches!(c.content, Content::Image { .. }))
     }
 
+    /// Whether the video is decoded: not where its pictures are given, or there is none.
+    pub(crate) fn decodes_video(&self) -> bool {
+        self.roles.video != StreamRole::Absent && self.assembly != Assembly::Pictures
+    }
+
+    /// Frames of a given video that the video encoder encodes, where there is one.
+    pub(crate) fn given_frames(&self) -> Option<usize> {
+        self.conditions.video.iter().find_map(|c| match &c.content {
+            Content::Video(part) => Some(part.frames),
+            _ => None,
+        })
+    }
+
+    /// Streams that are given whole for the other one to be made to: nothing guides them. What a retake leaves as it is has
+    /// the guidance of what it makes anew.
+    pub(crate) fn given(&self) -> Av<bool> {
+        let whole = |all: &Vec<Condition>| all.iter().any(|c| c.placement == Placement::Whole);
+        let own_sound = self.conditions.audio.iter().any(|c| matches!(c.content, Content::Sound { .. }));
+        Av {
+            video: whole(&self.conditions.video) && self.assembly == Assembly::Pictures,
+            audio: whole(&self.conditions.audio) && own_sound,
+        }
+    }
+
+    /// Conditions of the streams that are denoised.
+    pub(crate) fn denoised_conditions(&self) -> impl Iterator<Item = &Condition> {
+        let denoised = self.conditions.as_ref().zip(self.roles).into_iter();
+        denoised.filter(|(_, role)| *role == StreamRole::Denoised).flat_map(|(all, _)| all)
+    }
+
+    /// Noise levels of tokens as parts of a step's: 1 first, then each other one of the conditions. A stream that is kept has
+    /// none of its own.
+    pub(crate) fn noise_levels(&self) -> Vec<f32> {
+        condition::noise_levels(self.denoised_conditions())
+    }
+
+    /// Whether sound is given, which the audio encoder encodes.
+    pub fn has_sound(&self) -> bool {
+        self.conditions.audio.iter().any(|c| matches!(c.content, Content::Sound { .. } | Content::VideoSound { .. }))
+    }
+
     /// Shape of the denoising programs for `batch` such requests.
     pub fn denoise_shape(&self, sizes: &ModelSizes, shapes: &Shapes, batch: usize) -> DenoiseShape {
         let plan = self.guidance_plan();
@@ -216,9 +283,14 @@ impl Request {
             sets: plan.sets(),
             scales_by_step: plan.varies(),
             guider: plan.guider,
-            levels: noise_levels(&self.conditions).len(),
-            conditioned: self.conditions.as_ref().map(|all| all.iter().any(|c| c.noise_level() != 1.0)),
+            levels: self.noise_levels().len(),
+            conditioned: self
+                .conditions
+                .as_ref()
+                .zip(self.roles)
+                .map(|(all, role)| role == StreamRole::Denoised && all.iter().any(|c| c.noise_level() != 1.0)),
             keyframes: sizes.transformer.use_keyframes_abs_pos_embedding
+                && self.roles.video != StreamRole::Absent
                 && (self.first_frame_marker || self.conditions.video.iter().any(|c| c.content == Content::Generated)),
             roles: self.roles,
             cross: self.cross,

@@ -2,17 +2,36 @@
 
 use super::guidance::{all_scales, guidance_steps, guider, scales};
 use super::{
-    Canvas, Dfr, DfrForm, ModelSizes, NoiseOrder, Noising, RefinePass, Request, RequestError, Shapes, Tiling,
+    Assembly, Canvas, Dfr, DfrForm, ModelSizes, NoiseOrder, Noising, RefinePass, Request, RequestError, Shapes, Tiling,
     conditions,
 };
 use crate::av::Av;
 use crate::config::{self, Config, Dtype, Job, Pipeline, Reference};
 use crate::hlo::DType;
 use crate::models::transformer::{CrossTimestep, TransformerConfig};
+use crate::sampling::denoise::StreamRole;
 use crate::sampling::guidance::{RescaleScope, Scales};
 use crate::sampling::schedules::{self, ScheduleKind};
 use crate::sampling::sigmas::{self, FlowMatch};
-use crate::sampling::{AnySampler, SamplingError, StepDraws};
+use crate::sampling::{AnySampler, GuidanceSteps, SamplingError, StepDraws};
+
+/// Roles of video and audio.
+fn roles(config: &Config) -> Av<StreamRole> {
+    let given = match config.conditioning.given_stream {
+        // Its tokens are conditions that have no noise, in a stream that has the step's.
+        Reference::Official1 => StreamRole::Denoised,
+        Reference::Official | Reference::Diffusers => StreamRole::Kept,
+    };
+    let audio = if config.request.audio.is_some() { given } else { StreamRole::Denoised };
+    match (config.pipeline, &config.request.retake) {
+        (Pipeline::VideoToAudio, _) => Av { video: given, audio },
+        (Pipeline::TextToAudio, _) => Av { video: StreamRole::Absent, audio },
+        (Pipeline::Retake, Some(span)) => {
+            Av { video: span.video, audio: span.audio }.map(|anew| if anew { StreamRole::Denoised } else { given })
+        }
+        _ => Av { video: StreamRole::Denoised, audio },
+    }
+}
 
 /// Noise levels of a configuration, from the first step's to the final 0, for the shapes of its first pass.
 ///
@@ -52,16 +71,9 @@ pub(crate) fn scheduler_of_another(config: &Config, scheduler: &FlowMatch) -> Op
     }
 }
 
-/// A job as the model takes it, still without noise levels: no program depends on them.
-///
-/// # Errors
-/// ModelSizes that the model does not take, with the nearest that it does.
-pub(crate) fn of_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<Request, RequestError> {
+/// Fails where the model does not take a configuration's sizes or lacks what it asks for.
+fn check_model(config: &Config, sizes: &ModelSizes, num_frames: usize) -> Result<(), RequestError> {
     let r = &config.request;
-    let num_frames = r.num_frames.count().ok_or_else(|| {
-        let why = "request.num_frames: auto is decided by `ltx2 generate` alone; give a number of frames";
-        RequestError::Usage(why.into())
-    })?;
     Shapes::new(sizes, r.width, r.height, num_frames, r.frame_rate)?;
     let multiple = sizes.token_multiple;
     if !r.max_sequence_length.is_multiple_of(multiple) {
@@ -85,7 +97,40 @@ pub(crate) fn of_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<R
              (keyframes_abs_pos_embedding): take LTX-2.5's, or 0"
         )));
     }
-    let (scales, guidance_steps) = (scales(config), guidance_steps(config));
+    Ok(())
+}
+
+/// Guidance of streams of such roles.
+fn of_roles(scales: Av<Scales>, steps: Av<GuidanceSteps>, roles: Av<StreamRole>) -> (Av<Scales>, Av<GuidanceSteps>) {
+    let alone = roles.into_iter().any(|role| role == StreamRole::Absent);
+    let both = scales.zip(steps).zip(roles).map(|((mut scales, mut steps), role)| match role {
+        StreamRole::Denoised => {
+            if alone {
+                // Without the other stream there is no pass without it.
+                let own = std::iter::once(&mut scales).chain(steps.by_sigma.iter_mut().map(|own| &mut own.scales));
+                own.for_each(|own| own.modality = Scales::NEUTRAL.modality);
+            }
+            (scales, steps)
+        }
+        // Guidance of what does not change changes nothing.
+        StreamRole::Kept | StreamRole::Absent => (Scales::NEUTRAL, GuidanceSteps::default()),
+    });
+    (Av { video: both.video.0, audio: both.audio.0 }, Av { video: both.video.1, audio: both.audio.1 })
+}
+
+/// A job as the model takes it, still without noise levels: no program depends on them.
+///
+/// # Errors
+/// ModelSizes that the model does not take, with the nearest that it does.
+pub(crate) fn of_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<Request, RequestError> {
+    let r = &config.request;
+    let num_frames = r.num_frames.count().ok_or_else(|| {
+        let why = "request.num_frames: auto is decided by `ltx2 generate` alone; give a number of frames";
+        RequestError::Usage(why.into())
+    })?;
+    check_model(config, sizes, num_frames)?;
+    let roles = roles(config);
+    let (scales, guidance_steps) = of_roles(scales(config), guidance_steps(config), roles);
     let dfr = dfr(config, num_frames, sizes.video_grid.temporal_compression)?;
     Ok(Request {
         prompt: job.prompt.clone(),
@@ -123,8 +168,10 @@ pub(crate) fn of_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<R
             Reference::Official1 | Reference::Diffusers => Noising::Known,
         },
         positions: positions(config),
-        roles: Av::default(),
-        draws_kept: false,
+        roles,
+        draws_kept: true,
+        clip: None,
+        assembly: assembly(config),
         conditions: conditions(config)?,
         refine: refine(config)?,
         dfr,
@@ -135,6 +182,16 @@ pub(crate) fn of_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<R
             frame_overlap: t.frame_overlap,
         }),
     })
+}
+
+/// What the finished video has of the given one.
+fn assembly(config: &Config) -> Assembly {
+    match (config.pipeline, &config.request.extend) {
+        (Pipeline::VideoToAudio, _) => Assembly::Pictures,
+        (Pipeline::Extend, Some(extend)) if extend.before => Assembly::Behind(extend.overlap),
+        (Pipeline::Extend, Some(extend)) => Assembly::Before(extend.overlap),
+        _ => Assembly::None,
+    }
 }
 
 /// Generated keyframes and temporal rounds, where the pipeline has them.

@@ -32,7 +32,7 @@ impl ModelSizes {
         transformer: TransformerConfig,
         connectors: &ConnectorsConfig,
         vae: &video_vae::Geometry,
-        audio: &audio_vae::DecoderConfig,
+        audio: &audio_vae::AudioVaeConfig,
     ) -> Self {
         ModelSizes {
             video_grid: VideoGrid {

@@ -20,7 +20,7 @@ fn sizes(transformer: &serde_json::Value) -> ModelSizes {
         TransformerConfig::from_json(&transformer).expect("valid"),
         &ConnectorsConfig::from_json(&config("connectors")).expect("valid"),
         &vae,
-        &audio_vae::DecoderConfig::from_json(&config("audio_vae")).expect("valid"),
+        &audio_vae::AudioVaeConfig::from_json(&config("audio_vae")).expect("valid"),
     )
 }
 

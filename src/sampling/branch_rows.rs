@@ -2,7 +2,7 @@
 
 use super::guidance::Branch;
 use super::guidance_steps::BranchSet;
-use super::shape::{DenoiseShape, StreamRole};
+use super::shape::DenoiseShape;
 use crate::hlo::{DType, Type, Value};
 use crate::models::transformer::{Isolation, Perturbation, TextContext, TextRows};
 use crate::nn::{Axis, Params};
@@ -85,7 +85,6 @@ fn masks(
         .contains(&Branch::Perturbed)
         .then(|| Perturbation { stg_mask: mask(Branch::Perturbed, &[1, 1, 1]), layers: shape.stg_blocks.clone() });
     let isolation = match own.contains(&Branch::Isolated) {
-        _ if shape.roles.into_iter().any(|role| role == StreamRole::Absent) => Isolation::All,
         true => Isolation::Masked(mask(Branch::Isolated, &[1, 1])),
         false => Isolation::None,
     };

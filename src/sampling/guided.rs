@@ -9,7 +9,8 @@ use super::shape::{DenoiseShape, Latents};
 use crate::av::Av;
 use crate::hlo::{DType, Type, Value};
 use crate::models::transformer::{
-    ForwardInputs, StreamInputs, StreamModulation, TextContext, TransformerConfig, at_noise_level, forward, tables,
+    ForwardInputs, StreamForward, StreamInputs, StreamModulation, TextContext, TransformerConfig, at_noise_level,
+    forward, tables,
 };
 use crate::nn::{Axis, Params, Rope, padding_mask};
 
@@ -33,7 +34,8 @@ pub(super) struct GuidedTransformer<'a> {
     shape: &'a DenoiseShape,
     /// All branches that any step runs.
     rows: BranchRows,
-    pub(crate) streams: Av<GuidedStream>,
+    /// Streams that there are.
+    pub(crate) streams: Av<Option<GuidedStream>>,
     keyframes: Option<Value>,
     /// Number of each step's set of branches `[257]`, i32, where steps differ.
     sets: Option<Value>,
@@ -75,6 +77,9 @@ pub(super) struct Prediction {
     guider: Option<Value>,
 }
 
+/// Predictions of the streams that there are, and the clean latents that follow, conditions in their place.
+type Predicted = (Av<Option<Prediction>>, Av<Option<Value>>);
+
 impl<'a> GuidedTransformer<'a> {
     /// Declares the loop's step-invariant inputs; `carried` are the latents.
     pub(crate) fn input(
@@ -93,17 +98,24 @@ impl<'a> GuidedTransformer<'a> {
             let ty = Type::new(DType::F32, [1, shape.tokens.video]);
             p.input("keyframes.video", ty, &[Axis::Replicated, Axis::VideoSequence])
         });
-        let [rope, cross_rope] = tables::inputs(p, c, 1, shape.tokens);
-        let modulation = c.streams().zip(Av::NAMES).zip(shape.conditioned).map(|((s, name), conditioned)| {
-            StreamModulation::new(c, &s, |part, dims| {
-                let levels = shape.levels_of(part, conditioned);
-                let ty = Type::new(p.dtype(), [&[MAX_STEPS + 1, levels], dims].concat());
-                let axes = vec![Axis::Replicated; ty.rank()];
-                p.input(&format!("modulation.{name}.{part}"), ty, &axes)
-            })
+        let present = shape.present();
+        let [rope, cross_rope] =
+            tables::inputs(p, c, 1, shape.tokens.zip(present).map(|(n, present)| present.then_some(n)));
+        let modulation = c.streams().zip(Av::NAMES).zip(shape.conditioned.zip(present));
+        let modulation = modulation.map(|((s, name), (conditioned, present))| {
+            let part = || {
+                StreamModulation::new(c, &s, |part, dims| {
+                    let levels = shape.levels_of(part, conditioned);
+                    let ty = Type::new(p.dtype(), [&[MAX_STEPS + 1, levels], dims].concat());
+                    let axes = vec![Axis::Replicated; ty.rank()];
+                    p.input(&format!("modulation.{name}.{part}"), ty, &axes)
+                })
+            };
+            present.then(part)
         });
-        let context = c.streams().zip(Av::NAMES);
-        let context = context.map(|(s, name)| TextContext::input(p, c, &s, name, [videos * branches, shape.text]));
+        let context = c.streams().zip(Av::NAMES).zip(present);
+        let text = [videos * branches, shape.text];
+        let context = context.map(|((s, name), present)| present.then(|| TextContext::input(p, c, &s, name, text)));
         let sets = (!shape.sets.is_empty())
             .then(|| p.input("branch_sets", Type::new(DType::I32, [MAX_STEPS + 1]), &[Axis::Replicated]));
         let rows = BranchRows::all(p, shape, videos);
@@ -111,40 +123,52 @@ impl<'a> GuidedTransformer<'a> {
         let streams = own.zip(rope.zip(cross_rope)).zip(modulation.zip(context));
         let streams = streams.map(|((((l, row), (condition, counted)), (rope, cross_rope)), (modulation, context))| {
             let (sequence, tokens, scales) = (l.axes[1], l.content[1], scales.clone());
-            GuidedStream { sequence, tokens, scales, row, condition, counted, rope, cross_rope, modulation, context }
+            let (rope, cross_rope, modulation, context) = (rope?, cross_rope?, modulation?, context?);
+            let own = GuidedStream {
+                sequence,
+                tokens,
+                scales,
+                row,
+                condition,
+                counted,
+                rope,
+                cross_rope,
+                modulation,
+                context,
+            };
+            Some(own)
         });
         GuidedTransformer { p, c, shape, rows, streams, keyframes, sets }
     }
 
     /// The predictions of a step, and for each stream the clean latents that follow, conditions in their place.
-    pub(crate) fn predict(&self, step: &Value, sigma: &Value, states: &Av<GuidedState>) -> (Av<Prediction>, Av<Value>) {
+    pub(crate) fn predict(&self, step: &Value, sigma: &Value, states: &Av<GuidedState>) -> Predicted {
         let Some(sets) = &self.sets else {
             let velocity = self.velocity(&self.rows, Av::both(true), step, states);
             let _scope = self.p.builder().scope("sampler");
-            let both = self.streams.as_ref().zip(states.as_ref()).zip(velocity).map(|((s, state), velocity)| {
-                let prediction = self.guided(s, &self.rows, step, state, &velocity, sigma);
-                let clean = s.clean(&prediction);
-                (prediction, clean)
+            let both = self.present().zip(states.as_ref()).zip(velocity).map(|((s, state), velocity)| {
+                let prediction = self.guided(s?, &self.rows, step, state, &velocity?, sigma);
+                let clean = s?.clean(&prediction);
+                Some((prediction, clean))
             });
-            let (video, audio) = (both.video, both.audio);
+            let (video, audio) = (both.video.unzip(), both.audio.unzip());
             return (Av { video: video.0, audio: audio.0 }, Av { video: video.1, audio: audio.1 });
         };
         let b = self.p.builder();
         let results = b.case(&sets.index(step), self.shape.sets.len(), |k| {
             let predicted = self.predict_set(&self.shape.sets[k], step, sigma, states);
-            predicted.into_iter().flat_map(|own| [Some(own.guided), own.negative, own.guider]).flatten().collect()
+            let tensors = |own: Prediction| [Some(own.guided), own.negative, own.guider];
+            predicted.into_iter().flatten().flat_map(tensors).flatten().collect()
         });
         let mut results = results.into_iter();
         let (negative, guider) = (self.shape.sampler.reads_negative(), !self.shape.guider.state().is_empty());
         // Where the program is faulty there are none; its first error is kept.
         let missing = || states.video.latents.clone();
         let mut next = || results.next().unwrap_or_else(missing);
-        let predictions = Av::NAMES.map(|_| Prediction {
-            guided: next(),
-            negative: negative.then(&mut next),
-            guider: guider.then(&mut next),
-        });
-        let clean = self.streams.as_ref().zip(predictions.as_ref()).map(|(s, prediction)| s.clean(prediction));
+        let mut prediction =
+            || Prediction { guided: next(), negative: negative.then(&mut next), guider: guider.then(&mut next) };
+        let predictions = self.shape.present().map(|present| present.then(&mut prediction));
+        let clean = self.present().zip(predictions.as_ref()).map(|(s, own)| Some(s?.clean(own.as_ref()?)));
         (predictions, clean)
     }
 
@@ -155,22 +179,28 @@ impl<'a> GuidedTransformer<'a> {
     }
 
     /// The predictions of a set of branches; of a stream that it does not predict, the one that it takes over.
-    fn predict_set(&self, set: &BranchSet, step: &Value, sigma: &Value, states: &Av<GuidedState>) -> Av<Prediction> {
+    fn predict_set(
+        &self,
+        set: &BranchSet,
+        step: &Value,
+        sigma: &Value,
+        states: &Av<GuidedState>,
+    ) -> Av<Option<Prediction>> {
         let taken_over = |state: &GuidedState| Prediction {
             guided: (*state.carried.last().unwrap_or(&state.latents)).clone(),
             negative: self.shape.sampler.reads_negative().then(|| state.latents.clone()),
             guider: self.guider_state(state).cloned(),
         };
         if set.branches.is_empty() {
-            return states.as_ref().map(taken_over);
+            return self.present().zip(states.as_ref()).map(|(s, state)| s.map(|_| taken_over(state)));
         }
         let rows = BranchRows::of_set(self.p, self.shape, set, states.video.latents.dim(0));
         let velocity = self.velocity(&rows, set.predicted, step, states);
         let _scope = self.p.builder().scope("sampler");
-        let streams = self.streams.as_ref().zip(states.as_ref()).zip(velocity).zip(set.predicted);
+        let streams = self.present().zip(states.as_ref()).zip(velocity).zip(set.predicted);
         streams.map(|(((s, state), velocity), predicted)| match predicted {
-            true => self.guided(s, &rows, step, state, &velocity, sigma),
-            false => taken_over(state),
+            true => Some(self.guided(s?, &rows, step, state, &velocity?, sigma)),
+            false => s.map(|_| taken_over(state)),
         })
     }
 
@@ -179,16 +209,28 @@ impl<'a> GuidedTransformer<'a> {
         first.filter(|_| !self.shape.guider.state().is_empty())
     }
 
-    /// The branches' velocities of both streams.
-    fn velocity(&self, rows: &BranchRows, updated: Av<bool>, step: &Value, states: &Av<GuidedState>) -> Av<Value> {
-        let streams = self.streams.as_ref().zip(states.as_ref());
-        let inputs = streams.map(|(s, state)| self.stream_inputs(s, rows, state.latents, step));
-        let tokens = streams.map(|(s, state)| rows.spread(self.p, &state.latents.to(self.p.dtype()), s.sequence));
-        let context = self.streams.as_ref().map(|s| rows.context(self.p, &s.context));
+    fn present(&self) -> Av<Option<&GuidedStream>> {
+        self.streams.as_ref().map(Option::as_ref)
+    }
+
+    /// The branches' velocities of the streams that there are.
+    fn velocity(
+        &self,
+        rows: &BranchRows,
+        updated: Av<bool>,
+        step: &Value,
+        states: &Av<GuidedState>,
+    ) -> Av<Option<Value>> {
+        let streams = self.present().zip(states.as_ref()).map(|(s, state)| Some((s?, state.latents)));
+        let inputs = streams.map(|own| own.map(|(s, x)| self.stream_inputs(s, rows, x, step)));
+        let tokens = streams.map(|own| own.map(|(s, x)| rows.spread(self.p, &x.to(self.p.dtype()), s.sequence)));
+        let context = streams.map(|own| own.map(|(s, _)| rows.context(self.p, &s.context)));
+        let all = tokens.as_ref().zip(context.as_ref().zip(inputs.as_ref()));
+        let all = all.map(|(tokens, (context, inputs))| {
+            Some(StreamForward { tokens: tokens.as_ref()?, context: context.as_ref()?, inputs: inputs.as_ref()? })
+        });
         let inputs = ForwardInputs {
-            tokens: tokens.as_ref(),
-            context: context.as_ref(),
-            streams: inputs.as_ref(),
+            streams: all,
             keyframes: self.keyframes.as_ref(),
             perturbation: rows.perturbation.as_ref(),
             isolation: &rows.isolation,

@@ -135,7 +135,10 @@ const KEYS: [Keys; 12] = [
     Keys {
         section: &["audio_vae", "preprocessing", "stft"],
         read: &["hop_length", "causal"],
-        inert: &[any("filter_length", SPECTROGRAM), any("win_length", SPECTROGRAM)],
+        inert: &[
+            ("filter_length", |value| *value == 1024, "the window of sound that every model is given"),
+            any("win_length", SPECTROGRAM),
+        ],
     },
     Keys {
         section: &["audio_vae", "preprocessing", "mel"],

@@ -40,12 +40,10 @@ pub(crate) struct ValidationReport {
 }
 
 /// Beginnings of the names of tensors that change no result.
-const INERT: [(Component, &[&str]); 6] = [
+const INERT: [(Component, &[&str]); 5] = [
     // Images and sound, which prompts do not hold, and the language head.
     (Component::TextEncoder, &NOT_TEXT),
     (Component::TextEncoder, &["language_model.lm_head.", "lm_head."]),
-    // No pipeline encodes sound.
-    (Component::AudioVae, &["encoder."]),
     // A filter that whole scales do not apply.
     (Component::LatentUpsampler, &["upsampler.blur_down."]),
     // A preview of the video, which is not made.

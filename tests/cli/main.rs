@@ -31,6 +31,7 @@ mod profile;
 mod resume;
 mod search;
 mod seeds;
+mod sounds;
 mod tiling;
 mod time_line;
 mod tune;

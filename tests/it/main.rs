@@ -6,6 +6,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod audio_to_video;
 mod batches;
 mod cache;
 mod cfg_bits;
@@ -17,6 +18,7 @@ mod fuzz_regression;
 mod fuzz_seeds;
 mod gather;
 mod gemma4;
+mod given_video;
 mod guidance_steps;
 mod images;
 mod kernels;
@@ -44,6 +46,7 @@ mod processes;
 mod programs;
 mod quantized;
 mod samplers;
+mod sound;
 mod spatial_sharding;
 mod spmd;
 mod tiles;

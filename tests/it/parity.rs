@@ -135,6 +135,13 @@ fn video_encoder() {
 }
 
 #[needs(cpu)]
+fn audio_encoder() {
+    let all = cases("audio-encoder");
+    assert_eq!(all.len(), 7);
+    within(1e-5, ProgramKind::AudioEncoder, all, &["latents"]);
+}
+
+#[needs(cpu)]
 fn audio_decoder() {
     parity(ProgramKind::AudioDecoder, "audio-decoder", &["mel"]);
 }
@@ -220,6 +227,7 @@ fn convolutional_networks_run_in_bf16() {
     let networks = [
         (ProgramKind::VideoDecoder, "video-decoder", "video"),
         (ProgramKind::VideoEncoder, "video-encoder", "latents"),
+        (ProgramKind::AudioEncoder, "audio-encoder", "latents"),
         (ProgramKind::AudioDecoder, "audio-decoder", "mel"),
         (ProgramKind::Upsampler, "upsampler", "latents"),
     ];

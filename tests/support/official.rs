@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use ltx2::Config;
 use ltx2::hlo::DType;
+use ltx2::nn::Build;
 use ltx2::pipeline::RunOptions;
 use ltx2::pipeline::executor::Executor;
 use ltx2::pipeline::model::Model;
@@ -26,12 +27,17 @@ pub fn cases_of(client: &Client, component: &str, model: &str) -> (Vec<Case>, Ru
 
 /// A case's model, with the upsampler of its second stage.
 fn open(client: &Client, case: &Case) -> Runner {
+    open_with(client, case, plain(DType::F32))
+}
+
+/// The same as a layout has it.
+pub fn open_with(client: &Client, case: &Case, build: Build) -> Runner {
     let upsampler = case.scalars["upsampler"].as_str().map(|name| format!("tests/fixtures/models/{name}"));
     let overrides = Overrides { upsampler, ..Overrides::default() };
     let model = case.model.to_str().expect("UTF-8");
     let source = Arc::new(ModelSource::open(model, &overrides).expect("a model"));
     let executor = Executor::new(Engine::new(client.clone(), quick()), source.clone());
-    Runner::new(Model::open(&source).expect("complete"), executor, plain(DType::F32))
+    Runner::new(Model::open(&source).expect("complete"), executor, build)
 }
 
 /// The requests of a case by the prefix of their outputs.

@@ -10,11 +10,14 @@ use crate::models::{ConfigError, parse_config, require};
 pub(super) const GROUPS: usize = 32;
 
 with_defaults! {
-    /// The decoder's configuration; defaults are the reference class' own.
+    /// The autoencoder's configuration; defaults are the reference class' own.
     #[derive(Clone, Debug, Deserialize)]
     #[serde(default)]
-    pub struct DecoderConfig {
+    pub struct AudioVaeConfig {
         pub(crate) base_channels: usize = 128,
+        /// Channels of the spectrogram that is encoded.
+        pub(crate) in_channels: usize = 2,
+        /// Channels of the spectrogram that is decoded.
         pub(crate) output_channels: usize = 2,
         pub(crate) ch_mult: Vec<usize> = vec![1, 2, 4],
         pub(crate) num_res_blocks: usize = 2,
@@ -29,6 +32,8 @@ with_defaults! {
         /// Samples between two mel frames.
         pub(crate) mel_hop_length: usize = 160,
         pub(crate) mel_bins: Option<usize> = Some(64),
+        /// Whether the encoder gives the variance of each latent beside its mean.
+        pub(crate) double_z: bool = true,
     }
 }
 
@@ -59,7 +64,7 @@ pub(crate) enum Causality {
     WidthCompatibility,
 }
 
-impl DecoderConfig {
+impl AudioVaeConfig {
     /// Reads and checks `config.json`.
     ///
     /// # Errors
@@ -70,6 +75,7 @@ impl DecoderConfig {
         require(!null, COMPONENT, "causality_axis", format_args!("null"), "none, width, height, width-compatibility")?;
         let c: Self = parse_config(COMPONENT, json)?;
         require(!c.ch_mult.is_empty(), COMPONENT, "ch_mult", &c.ch_mult, "one entry or more")?;
+        require(c.double_z, COMPONENT, "double_z", c.double_z, "true")?;
         if c.norm_type == Norm::Group {
             let free = c.causality_axis == Causality::None;
             require(free, COMPONENT, "norm_type", "group", "pixel where causality_axis is not none")?;
@@ -82,6 +88,15 @@ impl DecoderConfig {
     /// Mel bins.
     pub(crate) fn bins(&self) -> usize {
         self.mel_bins.unwrap_or(64)
+    }
+
+    /// Mel frames that as many latents are encoded from: four of each, but where convolutions read nothing later one of the
+    /// first.
+    pub(crate) fn frames_of(&self, latents: usize) -> usize {
+        match self.causality_axis {
+            Causality::Height => COMPRESSION * latents.saturating_sub(1) + 1,
+            Causality::None | Causality::Width | Causality::WidthCompatibility => COMPRESSION * latents,
+        }
     }
 
     /// Mel bins of the latents.

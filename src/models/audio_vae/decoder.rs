@@ -1,8 +1,8 @@
 //! Latents to a log-mel spectrogram.
 
 use super::COMPONENT;
-use super::config::DecoderConfig;
-use super::layers::{activated, attention, conv, res_block, upsample};
+use super::config::AudioVaeConfig;
+use super::layers::{activated, attention, conv, middle, res_block, upsample};
 use crate::hlo::{DType, Result, Type, Value};
 use crate::models::Network;
 use crate::nn::{Axis, Build, Params};
@@ -14,15 +14,11 @@ const FRAMES_PER_LATENT: usize = 4;
 /// in the weights' element type; `bins` is `mel_bins`, or `m` without it.
 ///
 /// The blocks are not a loop: a level's first one has another width, and two-dimensional convolutions compile fast.
-pub fn decode(p: &Params, c: &DecoderConfig, latents: &Value) -> Value {
+pub fn decode(p: &Params, c: &AudioVaeConfig, latents: &Value) -> Value {
     let _scope = p.scope();
     let deepest = c.ch_mult.len() - 1;
     let mut x = conv(p, c, "conv_in", &latents.to(p.dtype()), c.channels(deepest), 3);
-    x = res_block(&p.pp("mid.block_1"), c, &x, c.channels(deepest));
-    if c.mid_block_add_attention {
-        x = attention(&p.pp("mid.attn_1"), c, &x);
-    }
-    x = res_block(&p.pp("mid.block_2"), c, &x, c.channels(deepest));
+    x = middle(&p.pp("mid"), c, &x);
     for level in (0..=deepest).rev() {
         let p = p.pp(format!("up.{level}"));
         let _scope = p.builder().scope(format!("up.{level}"));
@@ -52,7 +48,7 @@ fn resized(x: &Value, axis: isize, size: usize) -> Value {
 ///
 /// # Errors
 /// The first mistake made while building, with op, scope and shapes.
-pub fn decoder_program(c: &DecoderConfig, [b, l, m]: [usize; 3], build: &Build) -> Result<Network> {
+pub fn decoder_program(c: &AudioVaeConfig, [b, l, m]: [usize; 3], build: &Build) -> Result<Network> {
     let p = Params::new("audio_decoder", COMPONENT, build);
     // Audio is small, and its odd lengths divide by no mesh axis.
     let axes = [Axis::Batch, Axis::Replicated, Axis::Replicated, Axis::Replicated];

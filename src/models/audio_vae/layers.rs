@@ -1,6 +1,6 @@
-//! Layers of the decoder. Activations are `[b, channels, time, mel]`.
+//! Layers of encoder and decoder. Activations are `[b, channels, time, mel]`.
 
-use super::config::{Causality, DecoderConfig, GROUPS, Norm};
+use super::config::{AudioVaeConfig, Causality, GROUPS, Norm};
 use crate::hlo::{Conv, DType, Value};
 use crate::nn::{Attention, Axis, Init, Params, conv2d, layer_norm, pixel_norm, silu};
 
@@ -8,7 +8,7 @@ use crate::nn::{Attention, Axis, Init, Params, conv2d, layer_norm, pixel_norm, s
 const EPS: f64 = 1e-6;
 
 /// The convolution `name`, padded so that it reads nothing later along the causal axis.
-pub(crate) fn conv(p: &Params, c: &DecoderConfig, name: &str, x: &Value, out: usize, kernel: usize) -> Value {
+pub(crate) fn conv(p: &Params, c: &AudioVaeConfig, name: &str, x: &Value, out: usize, kernel: usize) -> Value {
     let reach = kernel - 1;
     let (both, past) = ((reach / 2, reach - reach / 2), (reach, 0));
     let padding = match c.causality_axis {
@@ -22,7 +22,7 @@ pub(crate) fn conv(p: &Params, c: &DecoderConfig, name: &str, x: &Value, out: us
 }
 
 /// The norm `name`, in f32.
-fn norm(p: &Params, c: &DecoderConfig, name: &str, x: &Value) -> Value {
+fn norm(p: &Params, c: &AudioVaeConfig, name: &str, x: &Value) -> Value {
     let f = x.to(DType::F32);
     if c.norm_type == Norm::Pixel {
         return pixel_norm(&f, EPS);
@@ -37,12 +37,12 @@ fn norm(p: &Params, c: &DecoderConfig, name: &str, x: &Value) -> Value {
 }
 
 /// `silu(norm(x))`, rounded once.
-pub(crate) fn activated(p: &Params, c: &DecoderConfig, name: &str, x: &Value) -> Value {
+pub(crate) fn activated(p: &Params, c: &AudioVaeConfig, name: &str, x: &Value) -> Value {
     silu(&norm(p, c, name, x)).to(x.dtype())
 }
 
 /// `conv2(act(conv1(act(x))))` plus the input, which a 1x1 convolution brings to `out` channels where it has others.
-pub(crate) fn res_block(p: &Params, c: &DecoderConfig, x: &Value, out: usize) -> Value {
+pub(crate) fn res_block(p: &Params, c: &AudioVaeConfig, x: &Value, out: usize) -> Value {
     let _scope = p.builder().scope("res_block");
     let h = conv(p, c, "conv1", &activated(p, c, "norm1", x), out, 3);
     let h = conv(p, c, "conv2", &activated(p, c, "norm2", &h), out, 3);
@@ -51,7 +51,7 @@ pub(crate) fn res_block(p: &Params, c: &DecoderConfig, x: &Value, out: usize) ->
 }
 
 /// `x` plus attention of one head as wide as the channels, over all positions.
-pub(crate) fn attention(p: &Params, c: &DecoderConfig, x: &Value) -> Value {
+pub(crate) fn attention(p: &Params, c: &AudioVaeConfig, x: &Value) -> Value {
     let _scope = p.builder().scope("attention");
     let [b, channels, time, mel] = [0, 1, 2, 3].map(|a| x.dim(a));
     let point = |name: &str, x: &Value| conv2d(&p.pp(name), x, channels, 1, &Conv::new(2));
@@ -67,9 +67,32 @@ pub(crate) fn attention(p: &Params, c: &DecoderConfig, x: &Value) -> Value {
     x + point("proj_out", &y)
 }
 
+/// Two blocks between the levels of encoder and decoder, attention between them where the configuration has it.
+pub(crate) fn middle(p: &Params, c: &AudioVaeConfig, x: &Value) -> Value {
+    let channels = x.dim(1);
+    let mut x = res_block(&p.pp("block_1"), c, x, channels);
+    if c.mid_block_add_attention {
+        x = attention(&p.pp("attn_1"), c, &x);
+    }
+    res_block(&p.pp("block_2"), c, &x, channels)
+}
+
+/// Every other element of a convolution, along both axes; along the causal one it reads nothing later.
+pub(crate) fn downsample(p: &Params, c: &AudioVaeConfig, x: &Value) -> Value {
+    let _scope = p.scope();
+    let (past, future) = ((2, 0), (0, 1));
+    let padding = match c.causality_axis {
+        Causality::None => [future, future],
+        Causality::Width => [future, past],
+        Causality::WidthCompatibility => [future, (1, 0)],
+        Causality::Height => [past, future],
+    };
+    conv2d(&p.pp("conv"), x, x.dim(1), 3, &Conv::new(2).stride(&[2, 2]).padding(&padding))
+}
+
 /// Every element four times, then a convolution. Along the causal axis the first element has no earlier one,
 /// and its copy is dropped.
-pub(crate) fn upsample(p: &Params, c: &DecoderConfig, x: &Value) -> Value {
+pub(crate) fn upsample(p: &Params, c: &AudioVaeConfig, x: &Value) -> Value {
     let _scope = p.scope();
     let [b, channels, time, mel] = [0, 1, 2, 3].map(|a| x.dim(a));
     let twice = x.reshape(vec![b, channels, time, 1, mel, 1]).broadcast_to(&[b, channels, time, 2, mel, 2]);

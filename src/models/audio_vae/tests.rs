@@ -7,7 +7,7 @@ use crate::models::testing::{assert_refused, elements, published, tensors};
 use crate::nn::Build;
 
 fn build(config: Json, shape: [usize; 3]) -> Network {
-    let c = DecoderConfig::from_json(&config).expect("a supported configuration");
+    let c = AudioVaeConfig::from_json(&config).expect("a supported configuration");
     decoder_program(&c, shape, &Build::new(DType::F32)).expect("builds")
 }
 
@@ -59,5 +59,5 @@ fn what_is_not_computed_is_refused_by_key() {
         (json!({"causality_axis": null}), "causality_axis = null is not supported, only none, width"),
         (json!({"ch_mult": []}), "ch_mult = []"),
     ];
-    assert_refused("audio_vae", DecoderConfig::from_json, cases);
+    assert_refused("audio_vae", AudioVaeConfig::from_json, cases);
 }

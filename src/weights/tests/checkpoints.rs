@@ -186,16 +186,16 @@ fn differences_to_the_declaration_are_listed() {
         ("a.weight", "F32", &[2]),
         ("a.weight_scale", "F32", &[]),
         ("a.input_scale", "F32", &[]),
-        ("encoder.a", "F32", &[2]),
-        ("encoders", "F32", &[1]),
+        ("upsampler.blur_down.a", "F32", &[2]),
+        ("upsampler.blur_downs", "F32", &[1]),
     ];
     let path = put(dir.path().join("y.safetensors"), safetensors(&names, Value::Null));
     let checkpoint = Checkpoint::open(&path).expect("opens");
     let declared: [(&str, &[usize]); 1] = [("a.weight", &[2])];
-    let report = validate(&checkpoint, Component::AudioVae, declared);
-    assert_eq!((&report.extra[..], report.inert), (&["encoders".to_string()][..], 2));
-    let why = ["y.safetensors", "1 that nothing reads (encoders)"];
-    fails(report.into_result(Component::AudioVae, &checkpoint), &why);
+    let report = validate(&checkpoint, Component::LatentUpsampler, declared);
+    assert_eq!((&report.extra[..], report.inert), (&["upsampler.blur_downs".to_string()][..], 2));
+    let why = ["y.safetensors", "1 that nothing reads (upsampler.blur_downs)"];
+    fails(report.into_result(Component::LatentUpsampler, &checkpoint), &why);
 }
 
 #[test]
