@@ -89,7 +89,7 @@ fn check_request(config: &Config) -> Result<(), Fault> {
     Ok(())
 }
 
-/// What is made of a given video.
+/// Checks the settings of pipelines that start from a video.
 fn check_source(config: &Config) -> Result<(), Fault> {
     let (r, pipeline) = (&config.request, config.pipeline);
     let name = || pipeline.name().to_string();

@@ -1,4 +1,4 @@
-//! What a given video says of a request: its size, its frames and their rate, where these are written nowhere.
+//! Defaults from a given video: size, number of frames and their rate, where these are written nowhere.
 
 use std::path::Path;
 
