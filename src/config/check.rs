@@ -15,6 +15,11 @@ use crate::sampling::{AnySampler, MAX_STEPS, SamplerOptions};
 /// Frames a latent frame covers.
 pub(super) const FRAME_STEP: usize = 8;
 
+/// The typed form. Layers were validated, so what fails here is a number too large for its type.
+pub(super) fn typed(tree: &Tree) -> Result<Config, ConfigError> {
+    serde_json::from_value(tree.to_value()).map_err(|e| ConfigError::Flag(format!("configuration: {e}")))
+}
+
 /// Checks the values of a configuration.
 ///
 /// # Errors
@@ -90,7 +95,7 @@ fn check_request(config: &Config) -> Result<(), Fault> {
     Ok(())
 }
 
-/// What is made of a given video.
+/// Checks the settings of pipelines that start from a video.
 fn check_source(config: &Config) -> Result<(), Fault> {
     let (r, pipeline) = (&config.request, config.pipeline);
     let name = || pipeline.name().to_string();

@@ -18,7 +18,7 @@ pub enum ValueOrigin {
     Flag(&'static str),
     /// Of the given video.
     Video(String),
-    /// What the pipeline takes in the default's place.
+    /// The pipeline's own, in the default's place.
     Pipeline(&'static str),
     /// Follows from `reference`, which was written there.
     Reference(Box<ValueOrigin>),

@@ -95,7 +95,7 @@ pub fn load(given: &CliOverrides) -> Result<Loaded, ConfigError> {
     for layer in files.iter().chain([&line]) {
         lay(&mut merged, layer.clone())?;
     }
-    let known: Config = typed(&merged)?;
+    let known: Config = check::typed(&merged)?;
     let preset = known.pipeline.preset(version(&known.model.path));
 
     let mut merged = defaults()?;
@@ -112,7 +112,7 @@ pub fn load(given: &CliOverrides) -> Result<Loaded, ConfigError> {
         merged.set("request.negative_prompt_file", Value::Null, &origin);
     }
     source::take(&mut merged, given.seconds.is_some())?;
-    let config = typed(&merged)?;
+    let config = check::typed(&merged)?;
     check::check(&config, &merged)?;
     Ok(Loaded { config, tree: merged, preset })
 }
@@ -155,11 +155,6 @@ fn preset_layers(name: &'static str) -> Result<Vec<Tree>, ConfigError> {
     own.remove("extends");
     layers.push(own);
     Ok(layers)
-}
-
-/// The typed form. Layers were validated, so what fails here is a number too large for its type.
-pub(super) fn typed(tree: &Tree) -> Result<Config, ConfigError> {
-    serde_json::from_value(tree.to_value()).map_err(|e| ConfigError::Flag(format!("configuration: {e}")))
 }
 
 /// Reads a file and what it extends; the file itself comes first in `out`.
@@ -259,21 +254,15 @@ const BY_REFERENCE: [&str; 13] = [
     "model.lora_merge",
 ];
 
-/// Whether a value is of a preset or a shipped configuration.
-pub(super) fn is_shipped(origin: &ValueOrigin) -> bool {
-    match origin {
-        ValueOrigin::Preset(_) => true,
-        ValueOrigin::File { file, .. } => presets::shipped_config(file).is_some(),
-        _ => false,
-    }
-}
-
 /// diffusers makes the steps of every distilled model without noise: its pipelines give a sampler that draws no generator. A
 /// sampler that the preset has, and nobody wrote, is plain Euler by it.
 fn plain_steps_by_diffusers(merged: &mut Tree) {
     let Some((_, origin)) = merged.leaf("reference").filter(|(value, _)| **value == "diffusers") else { return };
     let by = ValueOrigin::Reference(Box::new(origin.clone()));
-    if merged.leaf("sampler.kind").is_some_and(|(kind, origin)| kind == "euler_ancestral" && is_shipped(origin)) {
+    if merged
+        .leaf("sampler.kind")
+        .is_some_and(|(kind, origin)| kind == "euler_ancestral" && presets::is_shipped(origin))
+    {
         merged.set("sampler.kind", "euler".into(), &by);
     }
 }

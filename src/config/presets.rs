@@ -1,5 +1,7 @@
 //! The files of `configs/` and `shardings/` that the binary carries.
 
+use super::error::ValueOrigin;
+
 macro_rules! config {
     ($name:literal) => {
         ($name, include_str!(concat!("../../configs/", $name, ".yml")))
@@ -101,4 +103,13 @@ pub(crate) fn shipped_config(name: &str) -> Option<(&'static str, &'static str)>
 /// The shipped layout of a name.
 pub(crate) fn shipped_layout(name: &str) -> Option<(&'static str, &'static str)> {
     find(&LAYOUTS, name.strip_prefix("shardings/").unwrap_or(name))
+}
+
+/// Whether a value is of a preset or a shipped configuration.
+pub(super) fn is_shipped(origin: &ValueOrigin) -> bool {
+    match origin {
+        ValueOrigin::Preset(_) => true,
+        ValueOrigin::File { file, .. } => shipped_config(file).is_some(),
+        _ => false,
+    }
 }

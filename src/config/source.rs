@@ -1,11 +1,11 @@
-//! What a given video says of a request: its size, its frames and their rate, where these are written nowhere.
+//! Defaults from a given video: size, number of frames and their rate, where these are written nowhere.
 
 use std::path::Path;
 
-use super::check::{FRAME_STEP, nearest_frames};
+use super::check::{FRAME_STEP, nearest_frames, typed};
 use super::error::{ConfigError, ValueOrigin};
-use super::load::{is_shipped, typed};
 use super::pipeline::Pipeline;
+use super::presets::is_shipped;
 use super::schema::Config;
 use super::tree::Tree;
 use crate::media::{ClipInfo, probe_clip};
@@ -140,9 +140,9 @@ mod tests {
     use crate::media::{Frames, write_png_frames};
 
     /// A folder of frames, and a configuration that starts from it.
-    fn of(frames: usize, size: (usize, usize), set: &[&str]) -> Result<Config, String> {
+    fn of(frames: usize, height: usize, width: usize, set: &[&str]) -> Result<Config, String> {
         let folder = tempfile::tempdir().expect("a folder");
-        let frames = Frames::new(Array4::zeros((frames, size.0, size.1, 3))).expect("frames");
+        let frames = Frames::new(Array4::zeros((frames, height, width, 3))).expect("frames");
         write_png_frames(folder.path(), &frames).expect("written");
         let video = format!("request.video={}", folder.path().display());
         let set = [&[video.as_str()], set].concat().iter().map(|s| (*s).to_string()).collect();
@@ -153,24 +153,24 @@ mod tests {
 
     #[test]
     fn a_video_says_its_size_and_frames() {
-        let config = of(25, (64, 96), &RETAKE).expect("legal");
+        let config = of(25, 64, 96, &RETAKE).expect("legal");
         assert_eq!((config.request.width, config.request.height), (96, 64));
         assert_eq!((config.request.num_frames, config.request.frame_rate), (NumFrames::Count(25), 24.0));
         assert_eq!(config.request.negative_prompt, "");
         // What is written holds: the first frames, of another size.
         let set = [&RETAKE[..], &["request.num_frames=17", "request.width=64", "request.negative_prompt=x"]].concat();
-        let config = of(25, (64, 96), &set).expect("legal");
+        let config = of(25, 64, 96, &set).expect("legal");
         assert_eq!((config.request.width, config.request.num_frames), (64, NumFrames::Count(17)));
         assert_eq!(config.request.negative_prompt, "x");
         // Sound for all of a video of any size.
-        let config = of(30, (50, 40), &["pipeline=video_to_audio"]).expect("legal");
+        let config = of(30, 50, 40, &["pipeline=video_to_audio"]).expect("legal");
         assert_eq!((config.request.width, config.request.height), (64, 64));
         assert_eq!(config.request.num_frames, NumFrames::Count(25));
     }
 
     #[test]
     fn what_is_added_makes_the_clip() {
-        let extend = |set: &[&str]| of(30, (64, 96), &[&["pipeline=extend"], set].concat());
+        let extend = |set: &[&str]| of(30, 64, 96, &[&["pipeline=extend"], set].concat());
         let frames = |set: &[&str]| extend(set).expect("legal").request.num_frames;
         assert_eq!(frames(&["request.extend={seconds: 2}"]), NumFrames::Count(25 + 48));
         assert_eq!(frames(&["request.extend={seconds: 0.1, before: true, overlap: 17}"]), NumFrames::Count(17 + 8));
@@ -188,7 +188,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_is_said_in_a_line() {
-        let span = |span: &str| of(25, (64, 96), &["pipeline=retake", &format!("request.retake={span}")]);
+        let span = |span: &str| of(25, 64, 96, &["pipeline=retake", &format!("request.retake={span}")]);
         for (retake, why) in [
             ("{start: 2, end: 1}", "2 to 1 s (--set): is empty; end must be after start"),
             ("{start: 1.5, end: 2}", "lies behind the video, which ends at 1.042 s"),
@@ -198,14 +198,14 @@ mod tests {
             assert!(error.contains(why), "{error}");
         }
         assert!(span("{start: 0.5, end: 99}").is_ok(), "a span goes to the end at most");
-        let error = of(30, (64, 96), &RETAKE).expect_err("30 frames");
+        let error = of(30, 64, 96, &RETAKE).expect_err("30 frames");
         assert!(error.contains("must be one more than a multiple of 8; the nearest are 25 and 33"), "{error}");
         assert!(error.contains("request.num_frames = 30 (video "), "{error}");
-        let error = of(25, (60, 96), &RETAKE).expect_err("60 rows");
+        let error = of(25, 60, 96, &RETAKE).expect_err("60 rows");
         assert!(error.contains("request.height = 60 (video ") && error.contains("nearest are 32 and 64"), "{error}");
-        let error = of(25, (64, 96), &[&RETAKE[..], &["request.num_frames=33"]].concat()).expect_err("too many");
+        let error = of(25, 64, 96, &[&RETAKE[..], &["request.num_frames=33"]].concat()).expect_err("too many");
         assert!(error.contains("request.num_frames = 33 (--set): the video has 25"), "{error}");
-        let error = of(25, (64, 96), &[]).expect_err("text to video");
+        let error = of(25, 64, 96, &[]).expect_err("text to video");
         assert!(error.contains("only the pipelines retake, extend and video_to_audio take a video"), "{error}");
         let none = load(&CliOverrides { set: vec!["pipeline=retake".into()], ..CliOverrides::default() });
         assert!(none.expect_err("no video").to_string().contains("needs a video: --video PATH"));

@@ -44,7 +44,7 @@ pub struct ClipInfo {
     pub frame_rate: Option<f64>,
 }
 
-/// What a video file or a folder of PNG frames holds. `ffmpeg` is a path, or a name to be found on PATH.
+/// Size, frames and rate of a video file or of a folder of PNG frames. `ffmpeg` is a path, or a name to be found on PATH.
 ///
 /// # Errors
 /// No such file; no ffmpeg; a damaged file, with ffmpeg's words; frames at no constant rate.

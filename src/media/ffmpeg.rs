@@ -101,8 +101,8 @@ pub(super) fn encode(
     Err(Error::Ffmpeg { path: path.to_path_buf(), status: status.to_string(), tail: tail(&said) })
 }
 
-/// Writes the pictures of `source` as they are stored there into `target`, an empty file in the folder of `path`, with `audio`.
-pub(super) fn copy_pictures(
+/// Writes the video stream of `source` as it is stored there into `target`, an empty file in the folder of `path`, with `audio`.
+pub(super) fn copy_frames(
     target: &Path,
     path: &Path,
     source: &Path,

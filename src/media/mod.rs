@@ -39,7 +39,7 @@ pub use error::{Error, Result};
 pub use frames::Frames;
 #[doc(hidden)]
 pub use image_file::{covering, read_image};
-pub use mp4::{write_encoded_mp4, write_mp4, write_pictures_of};
+pub use mp4::{write_encoded_mp4, write_frames_of, write_mp4};
 pub use options::{EncoderChoice, Mp4Options};
 pub use png::{png_bytes, read_png, read_png_frames, write_png, write_png_frames};
 pub use rate::FrameRate;

@@ -70,12 +70,12 @@ pub fn write_encoded_mp4(
     Ok(encoder)
 }
 
-/// Writes the pictures of the video `source`, `count` frames at `fps` a second, as they are stored there, with other sound.
-/// False where nothing is written: without ffmpeg, and of pictures that an MP4 does not hold.
+/// Writes the video stream of the file `source`, `count` frames at `fps` a second, as it is stored there, with other sound.
+/// False where nothing is written: without ffmpeg, and of a codec that an MP4 does not hold.
 ///
 /// # Errors
 /// A file that cannot be written; ffmpeg that is asked for and not there.
-pub fn write_pictures_of(
+pub fn write_frames_of(
     path: &Path,
     source: &Path,
     count: usize,
@@ -88,8 +88,8 @@ pub fn write_pictures_of(
     }
     let audio = audio.fitted(FrameRate::from_f64(fps)?.samples(count, audio.rate()));
     let target = atomic::beside(path, ".mp4")?;
-    if let Err(error) = ffmpeg::copy_pictures(target.path(), path, source, &audio, options) {
-        tracing::warn!("the pictures are encoded anew: {error}");
+    if let Err(error) = ffmpeg::copy_frames(target.path(), path, source, &audio, options) {
+        tracing::warn!("the frames are encoded anew: {error}");
         return Ok(false);
     }
     atomic::persist(target, path, options.replace)?;

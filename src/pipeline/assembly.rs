@@ -1,4 +1,4 @@
-//! A finished video of the given one and what is made: pictures of one and sound of the other, or one behind the other.
+//! Finished videos of the given one and what is made: frames of one and sound of the other, or one behind the other.
 
 use ndarray::{Array2, Array5, Axis as Dim, s};
 
@@ -22,7 +22,7 @@ pub(super) fn assemble(
     let fade = (FADE * rate as f64) as usize;
     match request.assembly {
         Assembly::None => (made, sound),
-        Assembly::Pictures => (clip.frames.clone(), sound),
+        Assembly::Frames => (clip.frames.clone(), sound),
         Assembly::Before(overlap) => {
             let given = given_sound(clip, sound.nrows(), rate);
             let frames = joined(&resized(&clip.frames, request), &made, overlap);
@@ -48,7 +48,7 @@ fn given_sound(clip: &Clip, channels: usize, rate: usize) -> Array2<f32> {
     }
 }
 
-/// The given frames in the size of the made ones; untouched where they have it.
+/// The source's frames in the size of the made ones; untouched where they have it.
 fn resized(frames: &Frames, request: &Request) -> Frames {
     if (frames.height(), frames.width()) == (request.height, request.width) {
         return frames.clone();

@@ -159,6 +159,7 @@ fn identity(config: &Config, model: &Model, jobs: &[Job]) -> Result<String> {
     });
     let conditions = request::conditions(config)?;
     let given = conditions.as_ref().into_iter().flatten().filter_map(Condition::path);
+    let given = given.chain(config.request.video.as_ref().map(Path::new));
     let files = given.chain(config.model.loras.iter().map(|lora| Path::new(&lora.path)));
     let about = |path: &Path| {
         let about = std::fs::metadata(path).ok()?;

@@ -149,7 +149,7 @@ fn write_files(config: &Config, options: &GenerateOptions, made: &mut Made) -> R
     Ok(Finished { path, seed: job.seed, prompt, frames_sha256, samples_sha256 })
 }
 
-/// Writes the MP4, or the WAV of sound alone. The pictures of a video that only gets other sound are copied where ffmpeg can.
+/// Writes the MP4, or the WAV of sound alone. Frames of a video that only gets other sound are copied where ffmpeg can.
 fn write_video(
     config: &Config,
     path: &Path,
@@ -165,7 +165,7 @@ fn write_video(
     }
     let kept = config.request.video.as_ref().filter(|_| config.pipeline == Pipeline::VideoToAudio);
     if let Some(source) = kept
-        && media::write_pictures_of(path, Path::new(source), frames.count(), rate, audio, options)?
+        && media::write_frames_of(path, Path::new(source), frames.count(), rate, audio, options)?
     {
         return Ok(());
     }

@@ -254,7 +254,7 @@ pub(crate) fn conditions(config: &Config) -> Result<Av<Vec<Condition>>, RequestE
     })
 }
 
-/// What a pipeline keeps of the video that it is given.
+/// Conditions of a pipeline that is given a video.
 fn given_video(config: &Config, frames: usize) -> Av<Option<Condition>> {
     let r = &config.request;
     match (config.pipeline, &r.retake, &r.extend) {

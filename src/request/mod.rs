@@ -95,7 +95,7 @@ pub struct Request {
     pub draws_kept: bool,
     /// Frames and sound of the given video, where they are at hand: what is encoded of it, programs do not depend on.
     pub clip: Option<Arc<Clip>>,
-    /// What is put together from the given video and what is made.
+    /// Parts of the given video in the finished one.
     pub assembly: Assembly,
     /// Known tokens of video and audio.
     pub conditions: Av<Vec<Condition>>,
@@ -107,17 +107,17 @@ pub struct Request {
     pub tiling: Option<Tiling>,
 }
 
-/// What a finished video has of the given one.
+/// Parts of the given video in the finished one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Assembly {
     /// Nothing: all is decoded.
     #[default]
     None,
-    /// All of its pictures, with the sound that is made.
-    Pictures,
+    /// All of its frames, with the sound that is made.
+    Frames,
     /// All of it, then what is made behind so many frames of both.
     Before(usize),
-    /// What is made, then all of it from so many common frames on.
+    /// First what is made, then all of it from so many common frames on.
     Behind(usize),
 }
 
@@ -226,9 +226,9 @@ impl Request {
         self.conditions.video.iter().any(|c| matches!(c.content, Content::Image { .. }))
     }
 
-    /// Whether the video is decoded: not where its pictures are given, or there is none.
+    /// Whether the video is decoded: not where its frames are given, or there is none.
     pub(crate) fn decodes_video(&self) -> bool {
-        self.roles.video != StreamRole::Absent && self.assembly != Assembly::Pictures
+        self.roles.video != StreamRole::Absent && self.assembly != Assembly::Frames
     }
 
     /// Frames of a given video that the video encoder encodes, where there is one.
@@ -245,7 +245,7 @@ impl Request {
         let whole = |all: &Vec<Condition>| all.iter().any(|c| c.placement == Placement::Whole);
         let own_sound = self.conditions.audio.iter().any(|c| matches!(c.content, Content::Sound { .. }));
         Av {
-            video: whole(&self.conditions.video) && self.assembly == Assembly::Pictures,
+            video: whole(&self.conditions.video) && self.assembly == Assembly::Frames,
             audio: whole(&self.conditions.audio) && own_sound,
         }
     }

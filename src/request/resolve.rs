@@ -184,10 +184,10 @@ pub(crate) fn of_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<R
     })
 }
 
-/// What the finished video has of the given one.
+/// Parts of the given video in the finished one.
 fn assembly(config: &Config) -> Assembly {
     match (config.pipeline, &config.request.extend) {
-        (Pipeline::VideoToAudio, _) => Assembly::Pictures,
+        (Pipeline::VideoToAudio, _) => Assembly::Frames,
         (Pipeline::Extend, Some(extend)) if extend.before => Assembly::Behind(extend.overlap),
         (Pipeline::Extend, Some(extend)) => Assembly::Before(extend.overlap),
         _ => Assembly::None,

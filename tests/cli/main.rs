@@ -17,6 +17,7 @@ mod crash_safety;
 mod disk_failures;
 mod examples;
 mod generate;
+mod given_video;
 mod interrupts;
 mod library;
 mod ltx2_5;

@@ -7,8 +7,16 @@ use crate::support::needs;
 use crate::support::thresholds::{row, rows};
 
 /// Folders of `tests/fixtures/cases` whose every case is a whole run.
-const WHOLE_RUNS: [&str; 7] =
-    ["pipeline", "dfr", "pipeline_2_5", "official", "official_1_0", "official_by_step", "official_guidance"];
+const WHOLE_RUNS: [&str; 8] = [
+    "pipeline",
+    "dfr",
+    "pipeline_2_5",
+    "official",
+    "official_1_0",
+    "official_by_step",
+    "official_guidance",
+    "given_video",
+];
 /// Whole runs that are kept elsewhere, and those that compute their own reference.
 const OTHERS: [&str; 4] = ["images/image_to_video", "nano/reference", "gpu/one", "gpu/layouts"];
 

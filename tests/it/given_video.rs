@@ -88,7 +88,7 @@ fn of_2_3() {
     agrees("tiny_2_3");
 }
 
-/// What is written of a video that is gone on with, and of one that gets other sound.
+/// The source's frames are in the file: of a video that is gone on with, and of one that gets other sound.
 #[needs(cpu)]
 fn what_is_given_stays_in_the_file() {
     let (all, mut runner) = cases_of(&cpu(8), "given_video", "tiny_a");

@@ -1,0 +1,154 @@
+//! Runs that start from a video: what they write, and videos that cannot be used.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use ltx2::media::{Audio, Frames, Mp4Options, read_clip, read_sound, read_wav, write_mp4};
+use ndarray::{Array2, Array4};
+use serde_json::Value;
+
+use crate::support::{self, needs};
+
+const FFMPEG: &str = "ffmpeg";
+const CONFIG: &str = "tests/fixtures/tiny_video.yml";
+
+fn generate(config: &str, out: &Path, more: &[&str]) -> Output {
+    let out = out.to_str().expect("UTF-8");
+    let arguments = [&["generate", "-c", config, "-o", out, "--force"], more].concat();
+    support::ltx2().args(arguments).output().expect("the binary runs")
+}
+
+fn makes(config: &str, out: &Path, more: &[&str]) -> String {
+    let made = generate(config, out, more);
+    let said = String::from_utf8_lossy(&made.stderr).into_owned();
+    assert!(made.status.success(), "{more:?}: {said}");
+    said
+}
+
+/// The one error of a run that ends as a wrong request.
+fn fails(more: &[&str]) -> String {
+    let folder = tempfile::tempdir().expect("a folder");
+    let made = generate(CONFIG, &folder.path().join("x.mp4"), more);
+    let said = String::from_utf8_lossy(&made.stderr).into_owned();
+    assert_eq!(made.status.code(), Some(2), "{more:?}: {said}");
+    let errors: Vec<&str> = said.lines().filter(|line| line.starts_with("error: ")).collect();
+    assert_eq!(errors.len(), 1, "one line says it: {said}");
+    errors[0].to_string()
+}
+
+/// An MP4 of a moving square, with a tone.
+fn source(path: &Path, (frames, height, width): (usize, usize, usize), rate: f64) {
+    let inside = |f: usize, y: usize, x: usize| (x + 96 - f).is_multiple_of(3) || y.abs_diff(height / 2) < 8;
+    let pixel = |(f, y, x, c): (usize, usize, usize, usize)| if inside(f, y, x) { 40 + 60 * c as u8 } else { 200 };
+    let frames = Frames::new(Array4::from_shape_fn((frames, height, width, 3), pixel)).expect("frames");
+    let sound = Array2::from_shape_fn((2, 48000), |(_, i)| (i as f32 * 0.05).sin() * 0.3);
+    let sound = Audio::new(sound, 48000).expect("stereo");
+    write_mp4(path, &frames, rate, Some(&sound), &Mp4Options::default()).expect("written");
+}
+
+#[needs(cpu, ffmpeg)]
+fn videos_and_spans_that_cannot_be() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name);
+    let text = |name: &str| path(name).to_str().expect("UTF-8").to_string();
+    source(&path("good.mp4"), (17, 64, 96), 24.0);
+    source(&path("odd.mp4"), (20, 64, 96), 24.0);
+    source(&path("size.mp4"), (17, 60, 96), 24.0);
+    let whole = fs::read(path("good.mp4")).expect("bytes");
+    fs::write(path("cut.mp4"), &whole[..whole.len() / 2]).expect("written");
+    let drops = ["-vf", "select='not(eq(mod(n,5),2))'", "-fps_mode", "vfr"];
+    let mut ffmpeg = Command::new(FFMPEG);
+    ffmpeg.args(["-loglevel", "error", "-i", &text("good.mp4")]).args(drops).arg(path("varies.mp4"));
+    assert!(ffmpeg.status().expect("ffmpeg").success());
+    let retake = |name: &str, more: &[&str]| {
+        let video = text(name);
+        fails(&[&["--video", &video], more].concat())
+    };
+    for (name, more, why) in [
+        ("good.mp4", &["--retake", "2", "1"][..], "2 to 1 s (flag --retake): is empty; end must be after start"),
+        ("good.mp4", &["--retake", "3", "4"], "lies behind the video, which ends at 0.708 s"),
+        ("good.mp4", &["--retake", "0", "1", "--frame-rate", "30"], "the video has 24.000 frames a second"),
+        ("good.mp4", &["--retake", "0", "1", "--num-frames", "25"], "the video has 17"),
+        ("good.mp4", &["--pipeline", "retake"], "needs the span that is made anew: --retake START END"),
+        ("good.mp4", &["--pipeline", "text_to_video"], "only the pipelines retake, extend and video_to_audio"),
+        ("good.mp4", &["--extend", "0"], "must be above 0"),
+        ("good.mp4", &["--extend", "1"], "has 17 frames, fewer than request.extend.overlap = 25"),
+        ("odd.mp4", &["--retake", "0", "1"], "must be one more than a multiple of 8; the nearest are 17 and 25"),
+        ("size.mp4", &["--retake", "0", "1"], "request.height = 60 (video "),
+        ("varies.mp4", &["--retake", "0", "1"], "its frame rate varies"),
+        ("cut.mp4", &["--retake", "0", "1"], "cut.mp4"),
+        ("gone.mp4", &["--retake", "0", "1"], "cannot read"),
+    ] {
+        let error = retake(name, more);
+        assert!(error.contains(why), "{name} {more:?}: {error}");
+    }
+    assert!(fails(&["--retake", "0", "1"]).contains("needs a video: --video PATH"));
+    assert!(fails(&["--pipeline", "text_to_audio"]).contains("sound alone is written as WAV"));
+}
+
+#[needs(cpu, ffmpeg)]
+fn a_video_gone_on_with_and_one_with_other_sound() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name);
+    let (video, ffmpeg) = (path("source.mp4"), Path::new(FFMPEG));
+    source(&video, (20, 64, 96), 24.0);
+    let given = video.to_str().expect("UTF-8");
+    let read = |name: &str| read_clip(&path(name), ffmpeg).expect("a video");
+    let frames = read("source.mp4");
+
+    // All 20 frames are copied; the network sees 17 of them.
+    makes(CONFIG, &path("sound.mp4"), &["--pipeline", "video_to_audio", "--video", given]);
+    assert_eq!(read("sound.mp4"), frames);
+    let sound = |name: &str| read_sound(&path(name), ffmpeg, None).expect("readable").expect("a sound");
+    assert_ne!(sound("sound.mp4").samples(), sound("source.mp4").samples());
+
+    let overlap = "request.extend.overlap=9";
+    for (name, flag) in [("after.mp4", "--extend"), ("before.mp4", "--extend-before")] {
+        makes(CONFIG, &path(name), &["--video", given, flag, "0.3", "--set", overlap]);
+        let made = read(name);
+        assert_eq!((made.count(), made.height(), made.width()), (28, 64, 96), "{name}");
+        let seconds = sound(name).len() as f64 / f64::from(sound(name).rate());
+        assert!((seconds - 28.0 / 24.0).abs() < 0.03, "{name}: {seconds}");
+    }
+    // The sidecar has the video and what it said, and repeats the run.
+    let json = fs::read_to_string(path("after.json")).expect("a sidecar");
+    let sidecar: Value = serde_json::from_str(&json).expect("JSON");
+    let request = &sidecar["config"]["request"];
+    assert_eq!((&request["video"], &request["num_frames"]), (&Value::from(given), &Value::from(17)));
+    makes(path("after.json").to_str().expect("UTF-8"), &path("again.mp4"), &[]);
+    let again = fs::read_to_string(path("again.json")).expect("a sidecar");
+    let again: Value = serde_json::from_str(&again).expect("JSON");
+    assert_eq!(again["sha256"], sidecar["sha256"]);
+
+    makes(
+        CONFIG,
+        &path("alone.wav"),
+        &["--pipeline", "text_to_audio", "--num-frames", "9", "--width", "64", "--height", "64"],
+    );
+    let alone = read_wav(&path("alone.wav")).expect("a WAV file");
+    assert!(alone.samples().iter().any(|sample| *sample != 0.0));
+    let json = fs::read_to_string(path("alone.json")).expect("a sidecar");
+    let sidecar: Value = serde_json::from_str(&json).expect("JSON");
+    assert!(!sidecar["programs"].as_object().expect("programs").contains_key("video_decoder"));
+}
+
+/// The trained model makes a span anew; frames that the span is far from are as near as the VAE brings them.
+#[needs(cpu, ffmpeg, full)]
+fn a_span_of_a_nano_clip_is_made_anew() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name);
+    let quick = ["--platform", "cpu", "--set", "sampler.steps=8"];
+    makes("nano", &path("a.mp4"), &[&quick[..], &["-p", "a red circle bounces on blue, low beeps"]].concat());
+    let video = path("a.mp4");
+    let given = ["--video", video.to_str().expect("UTF-8"), "--retake", "0.3", "0.4"];
+    makes("nano", &path("b.mp4"), &[&quick[..], &given, &["-p", "a green square bounces on white"]].concat());
+    let [a, b] = ["a.mp4", "b.mp4"].map(|name| read_clip(&path(name), Path::new(FFMPEG)).expect("a video"));
+    let psnr = |frame: usize| {
+        let pair = a.part(frame..frame + 1).to_video() - b.part(frame..frame + 1).to_video();
+        -10.0 * pair.mapv(|v| f64::from(v).powi(2)).mean().expect("pixels").log10()
+    };
+    let all: Vec<f64> = (0..25).map(psnr).collect();
+    eprintln!("decibels by frame: {all:.1?}");
+    assert!(all[18..].iter().all(|db| *db > 25.0) && all[4..14].iter().all(|db| *db < 22.0), "{all:?}");
+}
