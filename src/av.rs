@@ -60,6 +60,14 @@ impl<T> Av<T> {
     }
 }
 
+impl<T> Av<Option<T>> {
+    /// Values in turn, one for each stream that is there.
+    pub fn in_place_of<U>(self, values: impl IntoIterator<Item = U>) -> Av<Option<U>> {
+        let mut values = values.into_iter();
+        self.map(|own| own.and_then(|_| values.next()))
+    }
+}
+
 impl<T> IntoIterator for Av<T> {
     type Item = T;
     type IntoIter = std::array::IntoIter<T, 2>;

@@ -120,6 +120,18 @@ pub(crate) struct RequestArgs {
     /// Seconds of the sound that are heard, then silence [default: all]
     #[arg(long, value_name = "S", allow_negative_numbers = true, value_parser = finite, requires = "audio")]
     pub(crate) audio_duration: Option<f64>,
+    /// Video that is given: a file, or a folder of PNG frames
+    #[arg(long, value_name = "PATH")]
+    pub(crate) video: Option<String>,
+    /// Makes a span of the given video anew, in seconds: the pipeline retake
+    #[arg(long, num_args = 2, value_names = ["START", "END"], allow_negative_numbers = true, value_parser = finite)]
+    pub(crate) retake: Vec<f64>,
+    /// Goes on behind the end of the given video for so many seconds: the pipeline extend
+    #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, value_parser = finite, conflicts_with = "retake")]
+    pub(crate) extend: Option<f64>,
+    /// The same before its start
+    #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, value_parser = finite, conflicts_with_all = ["retake", "extend"])]
+    pub(crate) extend_before: Option<f64>,
     /// Width in pixels, a multiple of 32
     #[arg(long, value_name = "N")]
     pub(crate) width: Option<u64>,
@@ -180,6 +192,7 @@ impl RequestArgs {
         given.flag("negative-prompt-file", "request.negative_prompt_file", self.negative_prompt_file.clone());
         given.flag("image", "request.images", images(&self.image)?);
         given.flag("audio", "request.audio", self.sound());
+        self.add_video(given);
         given.flag("width", "request.width", self.width);
         given.flag("height", "request.height", self.height);
         given.flag("num-frames", "request.num_frames", self.num_frames.clone());
@@ -215,6 +228,23 @@ impl RequestArgs {
         let path = [("path".to_string(), json!(self.audio.as_ref()?))].into_iter();
         let more = more.into_iter().filter_map(|(key, value)| Some((key.to_string(), json!(value?))));
         Some(Value::Object(path.chain(more).collect()))
+    }
+}
+
+impl RequestArgs {
+    /// Adds what is made of a given video, and the pipeline that makes it.
+    fn add_video(&self, given: &mut CliOverrides) {
+        given.flag("video", "request.video", self.video.clone());
+        if let [start, end] = self.retake[..] {
+            given.flag("retake", "request.retake", Some(json!({"start": start, "end": end})));
+            given.shared_flag("retake", &["pipeline"], Some("retake"));
+        }
+        for (name, seconds, before) in [("extend", self.extend, false), ("extend-before", self.extend_before, true)] {
+            if let Some(seconds) = seconds {
+                given.flag(name, "request.extend", Some(json!({"seconds": seconds, "before": before})));
+                given.shared_flag(name, &["pipeline"], Some("extend"));
+            }
+        }
     }
 }
 

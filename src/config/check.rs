@@ -12,7 +12,7 @@ use crate::runtime::platform::Choice;
 use crate::sampling::{AnySampler, MAX_STEPS, SamplerOptions};
 
 /// Frames a latent frame covers.
-const FRAME_STEP: usize = 8;
+pub(super) const FRAME_STEP: usize = 8;
 
 /// Checks the values of a configuration.
 ///
@@ -73,6 +73,7 @@ fn check_request(config: &Config) -> Result<(), Fault> {
     if let Some(seconds) = r.audio.as_ref().and_then(|audio| audio.duration).filter(|seconds| *seconds <= 0.0) {
         return fail("request.audio.duration", seconds.to_string(), "must be above 0".into());
     }
+    check_source(config)?;
     let rounds = config.dfr.temporal_rounds;
     if rounds > 0 && config.pipeline != Pipeline::Dfr {
         return fail("dfr.temporal_rounds", rounds.to_string(), "only the pipeline dfr has rounds".into());
@@ -86,6 +87,55 @@ fn check_request(config: &Config) -> Result<(), Fault> {
         );
     }
     Ok(())
+}
+
+/// What is made of a given video.
+fn check_source(config: &Config) -> Result<(), Fault> {
+    let (r, pipeline) = (&config.request, config.pipeline);
+    let name = || pipeline.name().to_string();
+    match &r.video {
+        None if pipeline.takes_video() => {
+            return fail("pipeline", name(), "needs a video: --video PATH, or request.video".into());
+        }
+        Some(path) if !pipeline.takes_video() => {
+            let why = "only the pipelines retake, extend and video_to_audio take a video".into();
+            return fail("request.video", path.clone(), why);
+        }
+        _ => {}
+    }
+    let seconds = r.num_frames.count().unwrap_or(1) as f64 / r.frame_rate;
+    match (&r.retake, pipeline) {
+        (None, Pipeline::Retake) => {
+            let why = "needs the span that is made anew: --retake START END, or request.retake".into();
+            return fail("pipeline", name(), why);
+        }
+        (Some(span), Pipeline::Retake) => {
+            let text = match span.end {
+                Some(end) => format!("{} to {end} s", span.start),
+                None => format!("{} s to the end", span.start),
+            };
+            if span.end.is_some_and(|end| span.start >= end) {
+                return fail("request.retake", text, "is empty; end must be after start".into());
+            }
+            if span.start >= seconds {
+                return fail("request.retake", text, format!("lies behind the video, which ends at {seconds:.3} s"));
+            }
+            if !span.video && !span.audio {
+                return fail("request.retake", text, "makes neither video nor sound anew; set one of both true".into());
+            }
+        }
+        (Some(_), _) => return fail("request.retake", name(), "is the pipeline retake's alone".into()),
+        (None, _) => {}
+    }
+    match (&r.extend, pipeline) {
+        (None, Pipeline::Extend) => fail(
+            "pipeline",
+            name(),
+            "needs a duration: --extend SECONDS, --extend-before SECONDS, or request.extend".into(),
+        ),
+        (Some(_), Pipeline::Extend) | (None, _) => Ok(()),
+        (Some(_), _) => fail("request.extend", name(), "is the pipeline extend's alone".into()),
+    }
 }
 
 /// The frame of an image that a video of so many frames lacks.

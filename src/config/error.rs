@@ -16,6 +16,10 @@ pub enum ValueOrigin {
     },
     Set,
     Flag(&'static str),
+    /// Of the given video.
+    Video(String),
+    /// What the pipeline takes in the default's place.
+    Pipeline(&'static str),
     /// Follows from `reference`, which was written there.
     Reference(Box<ValueOrigin>),
 }
@@ -28,6 +32,8 @@ impl fmt::Display for ValueOrigin {
             ValueOrigin::File { file, line } => write!(f, "{file}:{line}"),
             ValueOrigin::Set => f.write_str("--set"),
             ValueOrigin::Flag(flag) => write!(f, "flag --{flag}"),
+            ValueOrigin::Video(path) => write!(f, "video {path}"),
+            ValueOrigin::Pipeline(name) => write!(f, "pipeline {name}"),
             ValueOrigin::Reference(from) => write!(f, "reference, {from}"),
         }
     }
@@ -51,6 +57,9 @@ pub enum ConfigError {
     Both { place: String, first: &'static str, second: &'static str },
     #[error("{place}: 'extends' goes in a circle: {chain}")]
     Cycle { place: String, chain: String },
+    /// A given video that cannot be read.
+    #[error(transparent)]
+    Video(crate::media::Error),
     /// `--set` or `--mesh` that cannot be read.
     #[error("{0}")]
     Flag(String),

@@ -9,7 +9,7 @@ use super::schema::{Config, Mesh};
 use super::tree::Tree;
 use super::validate::{Place, accepts_text, validate};
 use super::yaml::{self, Data, Node};
-use super::{check, layout, paths, presets};
+use super::{check, layout, paths, presets, source};
 use crate::models::presets::Preset;
 use crate::weights::{ModelSource, Overrides, Version};
 
@@ -111,6 +111,7 @@ pub fn load(given: &CliOverrides) -> Result<Loaded, ConfigError> {
         merged.set("request.negative_prompt", text.trim().into(), &origin);
         merged.set("request.negative_prompt_file", Value::Null, &origin);
     }
+    source::take(&mut merged, given.seconds.is_some())?;
     let config = typed(&merged)?;
     check::check(&config, &merged)?;
     Ok(Loaded { config, tree: merged, preset })
@@ -157,7 +158,7 @@ fn preset_layers(name: &'static str) -> Result<Vec<Tree>, ConfigError> {
 }
 
 /// The typed form. Layers were validated, so what fails here is a number too large for its type.
-fn typed(tree: &Tree) -> Result<Config, ConfigError> {
+pub(super) fn typed(tree: &Tree) -> Result<Config, ConfigError> {
     serde_json::from_value(tree.to_value()).map_err(|e| ConfigError::Flag(format!("configuration: {e}")))
 }
 
@@ -250,7 +251,7 @@ const BY_REFERENCE: [&str; 13] = [
     "conditioning.cross_timestep",
     "conditioning.keyframe_span",
     "conditioning.noising",
-    "conditioning.given_stream",
+    "conditioning.kept_streams",
     "conditioning.first_frame_marker",
     "two_stage.audio",
     "vocoder.stage1_clamp",
@@ -258,17 +259,21 @@ const BY_REFERENCE: [&str; 13] = [
     "model.lora_merge",
 ];
 
+/// Whether a value is of a preset or a shipped configuration.
+pub(super) fn is_shipped(origin: &ValueOrigin) -> bool {
+    match origin {
+        ValueOrigin::Preset(_) => true,
+        ValueOrigin::File { file, .. } => presets::shipped_config(file).is_some(),
+        _ => false,
+    }
+}
+
 /// diffusers makes the steps of every distilled model without noise: its pipelines give a sampler that draws no generator. A
 /// sampler that the preset has, and nobody wrote, is plain Euler by it.
 fn plain_steps_by_diffusers(merged: &mut Tree) {
     let Some((_, origin)) = merged.leaf("reference").filter(|(value, _)| **value == "diffusers") else { return };
     let by = ValueOrigin::Reference(Box::new(origin.clone()));
-    let shipped = |origin: &ValueOrigin| match origin {
-        ValueOrigin::Preset(_) => true,
-        ValueOrigin::File { file, .. } => presets::shipped_config(file).is_some(),
-        _ => false,
-    };
-    if merged.leaf("sampler.kind").is_some_and(|(kind, origin)| kind == "euler_ancestral" && shipped(origin)) {
+    if merged.leaf("sampler.kind").is_some_and(|(kind, origin)| kind == "euler_ancestral" && is_shipped(origin)) {
         merged.set("sampler.kind", "euler".into(), &by);
     }
 }

@@ -15,6 +15,7 @@ mod paths;
 mod pipeline;
 pub mod presets;
 mod schema;
+mod source;
 mod tree;
 mod validate;
 mod yaml;
@@ -31,6 +32,7 @@ pub use naming::{Job, output_paths};
 pub use pipeline::Pipeline;
 pub use presets::shipped_layouts;
 pub use schema::*;
+pub(crate) use source::beyond_training;
 pub use validate::{experiment_schema, json_schema};
 
 #[cfg(test)]

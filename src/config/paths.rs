@@ -24,7 +24,7 @@ pub(crate) fn resolve(root: &mut Node, folder: &Path) {
                 each(node, "loras", |lora| text(lora, "path", |t| join(folder, t)));
             }
             "request" => {
-                for key in ["negative_prompt_file", "prompts"] {
+                for key in ["negative_prompt_file", "prompts", "video"] {
                     text(node, key, |t| join(folder, t));
                 }
                 if let Some(sound) = child(node, "audio") {

@@ -27,6 +27,14 @@ pub enum Pipeline {
     Keyframes,
     /// Keyframes generated beside the video in two stages, then rounds that double its frame rate (LTX-2.5).
     Dfr,
+    /// A time span of a given video made anew, in one stage.
+    Retake,
+    /// A given video gone on with, behind its end or before its start.
+    Extend,
+    /// Sound for a given video.
+    VideoToAudio,
+    /// Sound alone from a prompt.
+    TextToAudio,
 }
 
 impl Pipeline {
@@ -41,12 +49,22 @@ impl Pipeline {
             Pipeline::Hq => "hq",
             Pipeline::Keyframes => "keyframes",
             Pipeline::Dfr => "dfr",
+            Pipeline::Retake => "retake",
+            Pipeline::Extend => "extend",
+            Pipeline::VideoToAudio => "video_to_audio",
+            Pipeline::TextToAudio => "text_to_audio",
         }
     }
 
     /// Whether a second stage runs at twice the size of the first.
     pub fn has_two_stages(self) -> bool {
-        !matches!(self, Pipeline::TextToVideo | Pipeline::ImageToVideo | Pipeline::AudioToVideo)
+        use Pipeline::{Dfr, Distilled, Hq, Keyframes, TwoStage};
+        matches!(self, TwoStage | Distilled | Hq | Keyframes | Dfr)
+    }
+
+    /// Whether it starts from a given video.
+    pub fn takes_video(self) -> bool {
+        matches!(self, Pipeline::Retake | Pipeline::Extend | Pipeline::VideoToAudio)
     }
 
     /// The preset of a model generation.
@@ -55,6 +73,9 @@ impl Pipeline {
             (version, Pipeline::AudioToVideo) => Pipeline::TextToVideo.preset(version),
             // No other generation has it: its transformers are refused by name.
             (_, Pipeline::Dfr) => "ltx2_5_dfr",
+            (version, Pipeline::Retake | Pipeline::Extend | Pipeline::VideoToAudio | Pipeline::TextToAudio) => {
+                Pipeline::TextToVideo.preset(version)
+            }
             (Version::V2_0, Pipeline::TextToVideo | Pipeline::ImageToVideo) => "ltx2",
             (Version::V2_0, Pipeline::TwoStage | Pipeline::Keyframes) => "ltx2_two_stage",
             (Version::V2_0, Pipeline::Distilled) => "ltx2_distilled",
@@ -79,6 +100,9 @@ impl Pipeline {
             Pipeline::ImageToVideo | Pipeline::Keyframes if images == 0 => {
                 Some("needs a frame: --image PATH FRAME STRENGTH, or request.images")
             }
+            Pipeline::Retake | Pipeline::Extend | Pipeline::VideoToAudio | Pipeline::TextToAudio if images > 0 => {
+                Some("takes no images: request.images")
+            }
             _ => None,
         }
     }
@@ -87,7 +111,15 @@ impl Pipeline {
     pub(crate) fn audio_fault(self, given: bool) -> Option<&'static str> {
         match self {
             Pipeline::AudioToVideo if !given => Some("needs a sound: --audio PATH, or request.audio"),
-            Pipeline::TextToVideo | Pipeline::ImageToVideo | Pipeline::Dfr if given => {
+            Pipeline::TextToVideo
+            | Pipeline::ImageToVideo
+            | Pipeline::Dfr
+            | Pipeline::Retake
+            | Pipeline::Extend
+            | Pipeline::VideoToAudio
+            | Pipeline::TextToAudio
+                if given =>
+            {
                 Some("a sound needs --pipeline audio_to_video, two_stage, distilled, hq or keyframes")
             }
             _ => None,

@@ -33,7 +33,7 @@ with_defaults! {
         /// The video to generate.
         pub request: Request = Request::default(),
         /// Whose conventions hold where they differ: sets `sampler.sigma_shift`, `guidance.stg_streams`,
-        /// `conditioning.cross_timestep`, `conditioning.keyframe_span`, `conditioning.noising`, `conditioning.given_stream`,
+        /// `conditioning.cross_timestep`, `conditioning.keyframe_span`, `conditioning.noising`, `conditioning.kept_streams`,
         /// `two_stage.audio`, `vocoder.stage1_clamp`, `runtime.positions` and `model.lora_merge`, each of which can be set alone.
         pub reference: Reference = Reference::Official,
         /// The denoising loop.
@@ -171,6 +171,13 @@ with_defaults! {
         pub images: Vec<Image> = Vec::new(),
         /// Sound that is given: the video is made to it, and the file's samples go with the video.
         pub audio: Option<GivenAudio> = None,
+        /// Video that is given: a file, or a folder of PNG frames. What `width`, `height`, `num_frames` and `frame_rate` are not
+        /// written anywhere are its own.
+        pub video: Option<String> = None,
+        /// Span of the given video that the pipeline `retake` makes anew.
+        pub retake: Option<Retake> = None,
+        /// How the pipeline `extend` goes on with the given video.
+        pub extend: Option<Extend> = None,
         /// Spans of sound that are kept.
         pub audio_latents: Vec<AudioLatents> = Vec::new(),
         /// Text tokens; a longer prompt is cut.
@@ -251,6 +258,51 @@ pub struct AudioLatents {
     #[serde(default = "one")]
     #[schemars(range(min = 0, max = 1))]
     pub strength: f64,
+}
+
+/// Span of a given video that is made anew; what a latent holds beyond it is too.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Retake {
+    /// Seconds at which the span starts.
+    #[serde(default)]
+    #[schemars(range(min = 0))]
+    pub start: f64,
+    /// Seconds at which the span ends; without it, and beyond the video's end, that end.
+    #[serde(default)]
+    #[schemars(range(min = 0))]
+    pub end: Option<f64>,
+    /// Whether the span's frames are made anew.
+    #[serde(default = "yes")]
+    pub video: bool,
+    /// Whether the span's sound is made anew; all of it where the video has none.
+    #[serde(default = "yes")]
+    pub audio: bool,
+}
+
+/// How a given video goes on.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Extend {
+    /// Seconds that are added, rounded to a multiple of 8 frames.
+    #[serde(default)]
+    pub seconds: f64,
+    /// Adds them before the video's start instead of behind its end.
+    #[serde(default)]
+    pub before: bool,
+    /// Frames of the given video that the new ones are made beside; one more than a multiple of 8.
+    #[serde(default = "overlap")]
+    #[schemars(range(min = 9))]
+    pub overlap: usize,
+}
+
+fn yes() -> bool {
+    true
+}
+
+/// At 24 frames a second a whole number of audio latents.
+fn overlap() -> usize {
+    25
 }
 
 /// Whose conventions hold where two implementations of the model differ.
@@ -407,12 +459,12 @@ with_defaults! {
         /// Start of known tokens of a strength below 1 where a pass starts from latents. Official, and in `dfr` all: those
         /// latents; `official_1_0` and diffusers: the known tokens.
         pub noising: Reference = Reference::Official,
-        /// Noise level that a stream has which is given whole. Official and diffusers: 0; `official_1_0`: the step's, though its
-        /// tokens have none.
-        pub given_stream: Reference = Reference::Official,
         /// Whether LTX-2.5's first latent frame is marked as a single frame. Official: in every pipeline; diffusers: in `dfr`
         /// alone.
         pub first_frame_marker: Reference = Reference::Official,
+        /// Noise level of a stream that is kept whole beside one that is made. Official: 0, it is clean; `official_1_0`: that of
+        /// the step, of tokens that none of its noise reaches.
+        pub kept_streams: Reference = Reference::Official,
         /// Frames at equal distances that the first stage of `distilled` generates beside the video, to guide it (LTX-2.5).
         pub generated_keyframes: usize = 0,
         /// Quality of the H.264 round trip of conditioning images that say none of their own, 0 for none.

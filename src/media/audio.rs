@@ -67,6 +67,13 @@ impl Audio {
         Audio { samples, rate: self.rate }
     }
 
+    /// The sound behind so many samples of silence.
+    pub fn delayed(&self, silence: usize) -> Audio {
+        let silence = Array2::zeros((self.channels(), silence));
+        let samples = ndarray::concatenate(Axis(1), &[silence.view(), self.samples.view()]).expect("as many channels");
+        Audio { samples, rate: self.rate }
+    }
+
     /// The same sound with so many channels: one is every of them, two are one by their mean.
     pub fn with_channels(&self, channels: usize) -> Audio {
         let samples = match (self.channels(), channels) {

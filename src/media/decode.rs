@@ -36,11 +36,17 @@ fn broken(path: &Path, what: &str) -> Error {
 
 /// stdout of ffmpeg for one stream of a file; none if the file has no such stream.
 pub(super) fn decoded(path: &Path, ffmpeg: &Path, how: &[&str]) -> Result<Option<Vec<u8>>> {
+    decoded_by(path, ffmpeg, &[], how)
+}
+
+/// The same with arguments that hold for the file before those that hold for what becomes of it.
+pub(super) fn decoded_by(path: &Path, ffmpeg: &Path, before: &[&str], how: &[&str]) -> Result<Option<Vec<u8>>> {
     let mut command = Command::new(ffmpeg);
-    command.args(["-hide_banner", "-loglevel", "error", "-i"]).arg(path).args(how).arg("pipe:1").stdin(Stdio::null());
+    command.args(["-hide_banner", "-loglevel", "error"]).args(before).arg("-i").arg(path);
+    command.args(how).arg("pipe:1").stdin(Stdio::null());
     let output = command.output().map_err(|e| Error::NoDecoder { path: path.to_path_buf(), reason: e.to_string() })?;
     let said = String::from_utf8_lossy(&output.stderr);
-    if said.contains("does not contain any stream") {
+    if said.contains("does not contain any stream") || said.contains("matches no streams") {
         return Ok(None);
     }
     if !output.status.success() {
@@ -51,7 +57,7 @@ pub(super) fn decoded(path: &Path, ffmpeg: &Path, how: &[&str]) -> Result<Option
 }
 
 /// Portable pixmaps, one after the other, all of one size.
-fn pixmaps(mut bytes: &[u8]) -> Option<Frames> {
+pub(super) fn pixmaps(mut bytes: &[u8]) -> Option<Frames> {
     let (mut pixels, mut size, mut count) = (Vec::new(), None, 0);
     while !bytes.is_empty() {
         // "P6", width, height, the largest value, then bytes of any value.

@@ -21,6 +21,8 @@ pub enum Error {
     ImageH264 { reason: String },
     #[error("{}: reading a video needs ffmpeg ({reason}): install ffmpeg, or give PNG folders, WAV files or dumps", path.display())]
     NoDecoder { path: PathBuf, reason: String },
+    #[error("video {}: {reason}", path.display())]
+    Clip { path: PathBuf, reason: String },
     #[error("sound {}: {reason}", path.display())]
     Sound { path: PathBuf, reason: String },
     #[error("WAV {}: {reason}", path.display())]

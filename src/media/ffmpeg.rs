@@ -101,6 +101,29 @@ pub(super) fn encode(
     Err(Error::Ffmpeg { path: path.to_path_buf(), status: status.to_string(), tail: tail(&said) })
 }
 
+/// Writes the pictures of `source` as they are stored there into `target`, an empty file in the folder of `path`, with `audio`.
+pub(super) fn copy_pictures(
+    target: &Path,
+    path: &Path,
+    source: &Path,
+    audio: &Audio,
+    options: &Mp4Options,
+) -> Result<()> {
+    let mut sound = atomic::beside(path, ".wav")?;
+    sound.write_all(&wav_bytes(audio, WavFormat::Float32)?).map_err(Error::io("write the sound of", path))?;
+    let mut command = Command::new(&options.ffmpeg);
+    command.args(["-hide_banner", "-loglevel", "error", "-y", "-i"]).arg(source).arg("-i").arg(sound.path());
+    command.args(["-map", "0:v:0", "-map", "1:a:0", "-c:v", "copy", "-c:a", "aac", "-b:a"]);
+    command.arg(options.audio_bitrate.to_string()).args(["-movflags", "+faststart", "-f", "mp4"]).arg(target);
+    let start = |e: std::io::Error| Error::FfmpegMissing { reason: format!("it does not start: {e}") };
+    let output = command.stdin(Stdio::null()).output().map_err(start)?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = tail(&String::from_utf8_lossy(&output.stderr));
+    Err(Error::Ffmpeg { path: path.to_path_buf(), status: output.status.to_string(), tail: said })
+}
+
 /// The last lines of a program's complaints, on one line.
 pub(super) fn tail(said: &str) -> String {
     let lines: Vec<&str> = said.lines().map(str::trim).filter(|l| !l.is_empty()).collect();

@@ -52,6 +52,11 @@ impl Frames {
         self.data.view().permuted_axes([0, 3, 1, 2]).mapv(|v| f32::from(v) / 255.0).as_standard_layout().into_owned()
     }
 
+    /// Some of the frames, at least one.
+    pub fn part(&self, frames: std::ops::Range<usize>) -> Frames {
+        Frames { data: self.data.slice_axis(Axis(0), ndarray::Slice::from(frames)).to_owned() }
+    }
+
     /// Number of frames.
     pub fn count(&self) -> usize {
         self.data.len_of(Axis(0))

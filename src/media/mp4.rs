@@ -70,6 +70,32 @@ pub fn write_encoded_mp4(
     Ok(encoder)
 }
 
+/// Writes the pictures of the video `source`, `count` frames at `fps` a second, as they are stored there, with other sound.
+/// False where nothing is written: without ffmpeg, and of pictures that an MP4 does not hold.
+///
+/// # Errors
+/// A file that cannot be written; ffmpeg that is asked for and not there.
+pub fn write_pictures_of(
+    path: &Path,
+    source: &Path,
+    count: usize,
+    fps: f64,
+    audio: &Audio,
+    options: &Mp4Options,
+) -> Result<bool> {
+    if !source.is_file() || !matches!(choose(options)?, Encoder::Ffmpeg(_)) {
+        return Ok(false);
+    }
+    let audio = audio.fitted(FrameRate::from_f64(fps)?.samples(count, audio.rate()));
+    let target = atomic::beside(path, ".mp4")?;
+    if let Err(error) = ffmpeg::copy_pictures(target.path(), path, source, &audio, options) {
+        tracing::warn!("the pictures are encoded anew: {error}");
+        return Ok(false);
+    }
+    atomic::persist(target, path, options.replace)?;
+    Ok(true)
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests;

@@ -48,19 +48,33 @@ pub fn png_bytes(rgb: &[u8], width: usize, height: usize) -> std::result::Result
 /// # Errors
 /// A folder without PNG files; a file that is damaged or of another size than the first.
 pub fn read_png_frames(dir: &Path) -> Result<Frames> {
-    let entries = std::fs::read_dir(dir).map_err(Error::io("read", dir))?;
-    let mut paths: Vec<PathBuf> = entries.flatten().map(|e| e.path()).collect();
-    paths.retain(|p| p.extension().is_some_and(|e| e.eq_ignore_ascii_case("png")));
-    paths.sort();
+    let paths = png_paths(dir)?;
     let png = |path: &Path, message: String| Error::Png { path: path.to_path_buf(), message };
     let frames = paths.iter().map(|p| read_png(p)).collect::<Result<Vec<_>>>()?;
-    let Some(first) = frames.first() else { return Err(png(dir, "no PNG file in this folder".into())) };
+    let first = frames.first().expect("a folder of frames has one");
     if let Some((path, other)) = paths.iter().zip(&frames).find(|(_, f)| f.data().dim() != first.data().dim()) {
         let sizes = [other, first].map(|f| format!("{}x{}", f.width(), f.height()));
         return Err(png(path, format!("is {}, the first frame is {}", sizes[0], sizes[1])));
     }
     let views: Vec<_> = frames.iter().map(|f| f.data().view()).collect();
     Frames::new(ndarray::concatenate(ndarray::Axis(0), &views).map_err(|e| png(dir, e.to_string()))?)
+}
+
+/// The PNG files of a folder in the order of their names, at least one.
+fn png_paths(dir: &Path) -> Result<Vec<PathBuf>> {
+    let entries = std::fs::read_dir(dir).map_err(Error::io("read", dir))?;
+    let mut paths: Vec<PathBuf> = entries.flatten().map(|e| e.path()).collect();
+    paths.retain(|p| p.extension().is_some_and(|e| e.eq_ignore_ascii_case("png")));
+    paths.sort();
+    let none = || Error::Png { path: dir.to_path_buf(), message: "no PNG file in this folder".into() };
+    if paths.is_empty() { Err(none()) } else { Ok(paths) }
+}
+
+/// Number of a folder's PNG files, width and height of the first.
+pub(super) fn png_size(dir: &Path) -> Result<(usize, usize, usize)> {
+    let paths = png_paths(dir)?;
+    let first = read_png(&paths[0])?;
+    Ok((paths.len(), first.width(), first.height()))
 }
 
 /// Reads a PNG of any colour type as one RGB frame; transparency is dropped, 16 bits become 8.

@@ -3,8 +3,9 @@
 
 use std::ops::Range;
 use std::path::Path;
+use std::sync::Arc;
 
-use ndarray::{Array3, Array4, s};
+use ndarray::{Array3, Array4, Array5, s};
 
 use super::conditions::{ConditionTokens, StreamTokens};
 use super::error::{PipelineError, Result};
@@ -12,9 +13,8 @@ use super::runner::Runner;
 use super::sound_encoder::given_sound;
 use super::tensors::fixed;
 use crate::av::Av;
-use crate::media::{self, RoundTrip};
-use crate::request::{Condition, Content, Placement, Request, Shapes};
-use crate::sampling::denoise::StreamRole;
+use crate::media::{self, Audio, Clip, RoundTrip};
+use crate::request::{Condition, Content, Placement, Request, Shapes, VideoPart, noise_levels};
 use crate::sampling::latents::{AudioShape, pack_audio};
 use crate::weights::Checkpoint;
 
@@ -30,7 +30,8 @@ pub(crate) fn check(condition: &Condition, seconds: f64) -> Result<()> {
         Content::Image { path, .. } => Ok(media::read_image(path).map(drop)?),
         Content::Sound { path, start, duration } => given_sound(path, *start, *duration, seconds).map(drop),
         Content::AudioLatents { path } => audio_latents(path).map(drop),
-        Content::Generated | Content::Carried(_) => Ok(()),
+        // A given video is read before.
+        Content::Video(_) | Content::VideoSound { .. } | Content::Generated | Content::Carried(_) => Ok(()),
     }
 }
 
@@ -54,6 +55,31 @@ fn within(bounds: &Array4<f32>, span: Range<f64>) -> Result<Range<usize>> {
     Ok(first..kept.next_back().unwrap_or(first) + 1)
 }
 
+/// The given video of a request.
+fn clip(request: &Request) -> Result<Arc<Clip>> {
+    request.clip.clone().ok_or_else(|| PipelineError::Usage("no video is given: request.video".into()))
+}
+
+/// Sound of a given video as long as the request's, where it has one: from `last` frames before its end, or its start, behind
+/// `delay` frames of silence.
+fn clip_sound(clip: &Clip, request: &Request, last: Option<usize>, delay: usize) -> Option<Audio> {
+    let sound = clip.sound.as_ref()?;
+    let seconds = |frames: usize| frames as f64 / request.frame_rate;
+    let start = last.map_or(0.0, |last| seconds(clip.frames.count() - last));
+    let samples = |frames: usize| (seconds(frames) * f64::from(sound.rate())).round_ties_even() as usize;
+    let (length, silence) = (samples(request.num_frames), samples(delay));
+    Some(sound.span(start, length - silence).delayed(silence))
+}
+
+/// The tokens that do not touch `span`, by their bounds `[1, axes, n, 2]` in seconds: those that the reference's mask of a
+/// region keeps. Bounds are compared in f32, as it does.
+fn outside(bounds: &Array4<f32>, span: Range<f64>) -> impl Iterator<Item = Range<usize>> {
+    let time = bounds.slice(s![0, 0, .., ..]);
+    let (start, end) = (span.start as f32, span.end as f32);
+    let kept = |n: &usize| !(time[[*n, 1]] > start && time[[*n, 0]] < end);
+    (0..time.nrows()).filter(kept).map(|n| n..n + 1).collect::<Vec<_>>().into_iter()
+}
+
 impl Runner {
     /// The conditions of a pass at its size; none without such. `carried` are the tokens of keyframes of the pass before,
     /// `sound` those of the sound that is given.
@@ -70,18 +96,18 @@ impl Runner {
         if request.conditions.as_ref().into_iter().all(Vec::is_empty) {
             return Ok(None);
         }
-        let levels = request.noise_levels();
+        let levels = noise_levels(&request.conditions, request.roles);
         let c = &self.model.sizes.transformer;
         let channels = c.streams().map(|s| s.in_channels);
         let videos = Av { video: carried.map_or(1, |carried| carried.dim().0), audio: 1 };
         let streams = videos.zip(shapes.tokens.zip(channels));
         let mut streams = streams.map(|(videos, (n, channels))| StreamTokens::new(videos, n, channels));
         let frame = shapes.frame_tokens();
+        let own = Av { video: shapes.own_tokens(), audio: shapes.tokens.audio };
         let mut behind = shapes.own_tokens();
-        let all = streams.as_mut().zip(request.conditions.as_ref());
+        let all = streams.as_mut().zip(request.conditions.as_ref()).zip(shapes.denoised().zip(own));
         let times = shapes.coords(&self.model.sizes, request.frame_rate);
-        let mut given = Av::default();
-        for (((stream, conditions), times), (role, given)) in all.zip(times).zip(request.roles.zip(given.as_mut())) {
+        for (((stream, conditions), (denoised, own)), times) in all.zip(times) {
             for condition in conditions {
                 let tokens = match &condition.content {
                     Content::Image { path, crf } => self.image_tokens(path, *crf, request)?,
@@ -89,6 +115,17 @@ impl Runner {
                         sound.cloned().ok_or_else(|| PipelineError::Bug("no sound is given".into()))?
                     }
                     Content::AudioLatents { path } => self.audio_tokens(path, &shapes.audio)?,
+                    Content::Video(part) => self.video_tokens(part, request)?,
+                    Content::VideoSound { last, delay } => {
+                        let given = clip(request)?;
+                        let Some(sound) = clip_sound(&given, request, *last, *delay) else {
+                            if denoised {
+                                continue;
+                            }
+                            return Err(PipelineError::Usage("the video has no sound that could be kept".into()));
+                        };
+                        self.encode_audio(&sound, shapes.audio.length)?
+                    }
                     Content::Generated => Array3::zeros((1, frame, stream.clean.shape()[2])),
                     Content::Carried(at) => {
                         let none = || PipelineError::Bug(format!("keyframe {at} is not given with the pass"));
@@ -96,29 +133,31 @@ impl Runner {
                         all.slice(s![.., at * frame..(at + 1) * frame, ..]).to_owned()
                     }
                 };
-                if role == StreamRole::Kept {
-                    *given = Some(tokens);
-                    continue;
-                }
-                let level =
-                    levels.iter().position(|l| *l == condition.noise_level()).expect("a level of each condition");
+                // A stream that is kept has no noise level of its own.
+                let level = levels.iter().position(|l| denoised && *l == condition.noise_level()).unwrap_or_default();
                 let n = tokens.shape()[1];
-                let (from, to) = match condition.placement {
-                    Placement::First | Placement::Whole => (0..n, 0..n),
+                let places: Vec<(Range<usize>, Range<usize>)> = match condition.placement {
+                    Placement::First | Placement::Whole => vec![(0..n, 0..n)],
+                    Placement::Last => vec![(0..n, own - n..own)],
                     Placement::Appended { .. } => {
                         behind += n;
-                        (0..n, behind - n..behind)
+                        vec![(0..n, behind - n..behind)]
                     }
                     Placement::Span { start, end } => {
                         let span = within(&times, start..end)?;
-                        (span.clone(), span)
+                        vec![(span.clone(), span)]
+                    }
+                    Placement::Outside { start, end } => {
+                        outside(&times, start..end).map(|kept| (kept.clone(), kept)).collect()
                     }
                 };
-                stream.clean.slice_mut(s![.., to.clone(), ..]).assign(&tokens.slice(s![.., from, ..]));
-                stream.level.slice_mut(s![.., to]).fill(level as i32);
+                for (from, to) in places {
+                    stream.clean.slice_mut(s![.., to.clone(), ..]).assign(&tokens.slice(s![.., from, ..]));
+                    stream.level.slice_mut(s![.., to]).fill(level as i32);
+                }
             }
         }
-        Ok(Some(ConditionTokens { levels, streams, given }))
+        Ok(Some(ConditionTokens { levels, streams }))
     }
 
     /// Audio latents of a file as normalised tokens `[1, n, c]`, as many as a pass has.
@@ -135,6 +174,22 @@ impl Runner {
         let mut tokens = pack_audio(latents.view());
         self.model.statistics.audio.normalize(&mut tokens, 2)?;
         Ok(tokens)
+    }
+
+    /// Frames of a video as normalised tokens `[1, n, c]` of a pass' size.
+    fn video_tokens(&mut self, part: &VideoPart, request: &Request) -> Result<Array3<f32>> {
+        let given = clip(request)?;
+        let have = given.frames.count();
+        if have < part.frames {
+            return Err(PipelineError::Usage(format!("the video has {have} frames, {} are needed", part.frames)));
+        }
+        let from = if part.last { have - part.frames } else { 0 };
+        let frames = given.frames.part(from..from + part.frames);
+        let video = media::covering_clip(&frames, request.height, request.width);
+        let encoded = self.video_encoder(video)?.run(&self.executor)?;
+        let mut latents: Array5<f32> = fixed(encoded.tensor("latents")?.into_f32())?;
+        self.model.statistics.video.normalize(&mut latents, 1)?;
+        Ok(self.model.sizes.video_grid.pack(latents.slice(s![.., .., part.skipped.., .., ..]))?)
     }
 
     /// An image as normalised tokens `[1, h·w, c]` of a pass' size.
@@ -159,7 +214,7 @@ impl Runner {
 mod tests {
     use ndarray::Array4;
 
-    use super::within;
+    use super::{outside, within};
 
     /// Regions that the reference's `TemporalRegionMask` generates anew, of 25 frames at 24 a second: what lies wholly
     /// before and behind one is kept.
@@ -184,6 +239,8 @@ mod tests {
                 let before = within(&bounds, 0.0..f64::from(start as f32)).unwrap_or(none.clone());
                 let behind = within(&bounds, f64::from(end as f32)..f64::INFINITY).unwrap_or(n..n);
                 assert_eq!(before.end..behind.start, generated, "{start} to {end} of {n}");
+                let kept: Vec<usize> = outside(&bounds, start..end).flatten().collect();
+                assert_eq!(kept, (0..generated.start).chain(generated.end..n).collect::<Vec<_>>());
             }
         }
         let empty = within(&Array4::zeros((1, 1, 3, 2)), 0.5..0.6).unwrap_err().to_string();

@@ -18,8 +18,6 @@ pub(crate) struct ConditionTokens {
     pub(crate) levels: Vec<f32>,
     /// Tokens of each stream.
     pub(crate) streams: Av<StreamTokens>,
-    /// All tokens of streams that are kept, `[1, n, c]`.
-    pub(crate) given: Av<Option<Array3<f32>>>,
 }
 
 /// Tokens of a stream that has conditions.
@@ -36,6 +34,12 @@ impl StreamTokens {
         StreamTokens { level: Array2::zeros((1, tokens)), clean: Array3::zeros((videos, tokens, channels)) }
     }
 
+    /// Clean tokens of `batch` videos, `[b, n, c]`.
+    pub(crate) fn clean_of(&self, batch: usize) -> Array3<f32> {
+        let clean = if self.clean.dim().0 == 1 { vec![self.clean.view(); batch] } else { vec![self.clean.view()] };
+        ndarray::concatenate(Dim(0), &clean).expect("copies have one shape")
+    }
+
     /// A token's clean values, `[b or 1, c]`.
     fn clean_token(&self, n: usize) -> ArrayView2<'_, f32> {
         self.clean.index_axis(Dim(1), n)
@@ -43,15 +47,6 @@ impl StreamTokens {
 }
 
 impl ConditionTokens {
-    /// Puts the tokens of streams that are kept in the place of those that start, for `batch` videos.
-    pub(crate) fn give(&self, start: Av<&mut Array3<f32>>, batch: usize) {
-        for (start, given) in start.zip(self.given.as_ref()) {
-            if let Some(given) = given {
-                *start = ndarray::concatenate(Dim(0), &vec![given.view(); batch]).expect("copies have one shape");
-            }
-        }
-    }
-
     /// Puts the conditions into tokens `[b, n, c]` of both streams, whatever their strength.
     pub(crate) fn place(&self, tokens: Av<&mut Array3<f32>>) {
         for (tokens, own) in tokens.zip(self.streams.as_ref()) {
@@ -79,9 +74,8 @@ impl ConditionTokens {
         let mut inputs = vec![("levels".to_string(), Tensor::from(Array1::from(self.levels.clone())))];
         for (name, own) in Av::NAMES.zip(self.streams.as_ref()) {
             let level = vec![own.level.view(); batch];
-            let clean = if own.clean.dim().0 == 1 { vec![own.clean.view(); batch] } else { vec![own.clean.view()] };
             let level = ndarray::concatenate(Dim(0), &level).expect("copies have one shape");
-            let clean = ndarray::concatenate(Dim(0), &clean).expect("copies have one shape");
+            let clean = own.clean_of(batch);
             inputs.extend([(format!("level.{name}"), level.into()), (format!("clean.{name}"), clean.into())]);
         }
         inputs

@@ -23,7 +23,7 @@ use crate::av::Av;
 use crate::failpoint;
 use crate::request::{Noising, Request, Shapes};
 use crate::runtime::{Outputs, ShardedTensor};
-use crate::sampling::denoise::DenoiseShape;
+use crate::sampling::denoise::{DenoiseShape, StreamRole};
 use crate::tensor::Tensor;
 
 /// Names of a pass' programs and dumped tensors.
@@ -120,8 +120,11 @@ impl Run<'_> {
         if let Some(appended) = appended {
             start.video = concatenated(&start.video, &fixed(appended)?)?;
         }
-        if let Some(conditions) = &conditions {
-            conditions.give(start.as_mut(), self.batch.size());
+        if let (Some(conditions), None) = (&conditions, &before) {
+            let kept = start.as_mut().zip(conditions.streams.as_ref()).zip(shapes.roles);
+            for ((start, own), _) in kept.into_iter().filter(|(_, role)| *role == StreamRole::Kept) {
+                *start = own.clean_of(self.batch.size());
+            }
         }
         if let Some(Before { tokens, generated, .. }) = before {
             for ((start, own), denoised) in start.as_mut().zip(tokens.as_ref()).zip(shapes.denoised()) {
@@ -165,8 +168,8 @@ impl Run<'_> {
     /// The plugin's message; [`PipelineError::Interrupted`] when the watch says so; the stream whose latents are not
     /// finite, and the step after which.
     pub(crate) fn denoise(&mut self, pass: Pass, text: &Outputs, sound: Option<&Array3<f32>>) -> Result<Denoised> {
-        let text_contexts = Av::NAMES.zip(pass.request.given());
-        let text_contexts = text_contexts.try_map(|(stream, given)| branch_text(text, stream, &pass.shape, given))?;
+        let streams = Av::NAMES.zip(pass.request.reads_negative());
+        let text_contexts = streams.try_map(|(stream, negative)| branch_text(text, stream, negative, &pass.shape))?;
         let conditions = pass.conditions.as_ref();
         let spec = PassSpec { request: pass.request, shape: &pass.shape, shapes: &pass.shapes, conditions };
         let prepare = self.runner.prepare(pass.names.prepare, spec, text_contexts)?;

@@ -4,7 +4,7 @@ use super::phase::Phase;
 use crate::request::Request;
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
@@ -26,8 +26,8 @@ use super::session::Session;
 use super::text_to_video::Generated;
 pub use super::writer::Finished;
 use super::writer::{Made, Writer, Written, write_json};
-use crate::config::{Config, Job};
-use crate::media::{self, Mp4Options};
+use crate::config::{Config, Job, beyond_training};
+use crate::media::{self, Clip, Mp4Options};
 use crate::runtime::processes::Group;
 
 /// Steps between two looks at an interrupt, where no progress is shown.
@@ -150,7 +150,13 @@ fn check_outputs(options: &GenerateOptions) -> Result<()> {
 
 /// The requests of the jobs. Files that cannot be used are found before anything is loaded.
 fn requests(config: &Config, options: &GenerateOptions, model: &Model) -> Result<Vec<Request>> {
-    let requests = options.jobs.iter().map(|job| model.request(config, job)).collect::<Result<Vec<Request>>>()?;
+    let mut requests = options.jobs.iter().map(|job| model.request(config, job)).collect::<Result<Vec<Request>>>()?;
+    if let Some(path) = &config.request.video {
+        let clip = Arc::new(Clip::read(Path::new(path), Path::new("ffmpeg"))?);
+        requests.iter_mut().for_each(|request| request.clip = Some(clip.clone()));
+    }
+    let warning = requests.first().and_then(|r| beyond_training(r.output_frames(), r.output_rate()));
+    warning.iter().for_each(|warning| tracing::warn!("{warning}"));
     for request in &requests {
         let mut all = request.conditions.as_ref().into_iter().flatten();
         all.try_for_each(|condition| condition_encoder::check(condition, request.seconds()))?;

@@ -1,6 +1,7 @@
 //! From a request to a file.
 
 mod ahead;
+mod assembly;
 pub mod batch;
 pub mod call;
 pub(crate) mod calls;

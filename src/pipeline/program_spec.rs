@@ -104,7 +104,8 @@ pub(super) fn diffusion_decoder(s: &ProgramSpec) -> Result<Network> {
 
 pub(super) fn video_encoder(s: &ProgramSpec) -> Result<Network> {
     let r = s.request;
-    let frames = if r.has_images() { 1 } else { r.num_frames };
+    let all = if r.has_images() { 1 } else { r.num_frames };
+    let frames = r.given_frames().unwrap_or(all);
     s.configs.video_encoder_program([s.shapes.video.batch, 3, frames, r.height, r.width], s.build)
 }
 

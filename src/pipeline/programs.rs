@@ -121,7 +121,8 @@ impl Programs {
     /// The programs of a run of this request.
     pub fn kinds(&self) -> impl Iterator<Item = ProgramKind> {
         let two_passes = self.second.is_some();
-        let (images, sound) = (self.first.has_images(), self.first.has_sound());
+        let images = self.first.has_images() || self.first.given_frames().is_some();
+        let (sound, to_sound) = (self.first.has_sound(), self.first.is_to_sound());
         let (keyframes, rounds) = (self.keyframes, self.rounds.is_some());
         let (diffusion, tiled) = (self.diffusion, self.first.tiling.is_some());
         let runs = move |row: &&ProgramRow| match row.runs {
@@ -131,7 +132,7 @@ impl Programs {
             Runs::Rounds => rounds,
             Runs::Images => images,
             Runs::GivenSound => sound,
-            Runs::OwnSound => !sound,
+            Runs::OwnSound => !to_sound,
             Runs::ByConvolution => !diffusion,
             Runs::ByDiffusion => diffusion,
             Runs::ByDiffusionTiles => diffusion && tiled,

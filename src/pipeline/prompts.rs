@@ -34,11 +34,11 @@ pub(crate) fn tokens(model: &Model, batch: &Batch, kinds: usize) -> Result<(Tens
 }
 
 /// A stream's text contexts `[prompts, t, channels]` as the branches read them, `[videos, branches, t, channels]`. One that is
-/// `given` reads the prompt in the negative branch too, for nothing guides it.
-pub(super) fn branch_text(text: &Outputs, name: &str, shape: &DenoiseShape, given: bool) -> Result<Tensor> {
+/// does not read the `negative` one has the prompt's in all of them.
+pub(super) fn branch_text(text: &Outputs, name: &str, negative: bool, shape: &DenoiseShape) -> Result<Tensor> {
     let text = text.tensor(name)?.into_f32();
     let kinds = text.shape()[0] / shape.batch;
-    let kind = |branch: &Branch| usize::from(*branch == Branch::Negative && !given);
+    let kind = |branch: &Branch| usize::from(negative && *branch == Branch::Negative);
     let wanted: Vec<usize> =
         (0..shape.batch).flat_map(|video| shape.branches.iter().map(move |b| video * kinds + kind(b))).collect();
     let dims = [&[shape.batch, shape.branches.len()], &text.shape()[1..]].concat();

@@ -6,6 +6,7 @@ use std::thread::JoinHandle;
 
 use ndarray::{Array2, Array3, Array4, Array5, ArrayD, Axis as Dim, Ix3, Ix5, Slice};
 
+use super::assembly::assemble;
 use super::batch::{Batch, DrawOrder, Dump, split};
 use super::clock::{Clock, PhaseTime};
 use super::denoising::{Before, Denoised, FIRST, SECOND};
@@ -24,7 +25,7 @@ use crate::av::Av;
 use crate::media::{self, Audio, Frames, Mp4Options, VideoStream};
 use crate::models::pixels::Pixels;
 use crate::models::upsampler;
-use crate::request::{RefinePass, Request, Shapes, Tiling};
+use crate::request::{Assembly, RefinePass, Request, Shapes, Tiling};
 use crate::runtime::Outputs;
 use crate::sampling::guidance::{Branch, branches};
 use crate::tensor::Tensor;
@@ -170,12 +171,32 @@ impl Run<'_> {
             (Some(second), Some(dfr)) => self.behind_passes(dfr, request, second, &mut shapes, made, &text)?,
             _ => made.tokens,
         };
-        let (video, audio) = unpack(&self.runner.model, &shapes, self.batch.size(), tokens)?;
+        self.decode(&shapes, tokens, decoder_noise, first.sigmas.len() - 1, cut_tokens)
+    }
+
+    /// The finished videos of normalised tokens, after `steps` steps of the first pass.
+    fn decode(
+        mut self,
+        shapes: &Shapes,
+        tokens: Av<Array3<f32>>,
+        decoder_noise: Option<DecoderNoise>,
+        steps: usize,
+        cut_tokens: Vec<usize>,
+    ) -> Result<Vec<Generated>> {
+        let request = self.batch.shared();
+        let (video, audio) = unpack(&self.runner.model, shapes, self.batch.size(), tokens)?;
         self.dump.keep_row("latents.video", &video, 1, 0);
         self.dump.keep_row("latents.audio", &audio, 1, 0);
 
-        let video = self.runner.model.decoded_latents(video)?;
-        let videos = self.decode_video(video, &shapes, request, decoder_noise)?;
+        let videos = match (request.assembly, &request.clip) {
+            (Assembly::Pictures, Some(clip)) => {
+                (0..self.batch.asked()).map(|_| Decoded::from(clip.frames.clone())).collect()
+            }
+            _ => {
+                let video = self.runner.model.decoded_latents(video)?;
+                self.decode_video(video, shapes, request, decoder_noise)?
+            }
+        };
         self.ends(Phase::VideoDecoder);
         let (audios, sample_rate) = self.sounds(audio, request)?;
         self.dump.keep_each("audio", &audios);
@@ -190,12 +211,18 @@ impl Run<'_> {
             sample_rate,
             frame_rate: request.output_rate(),
             timings: timings.clone(),
-            steps: first.sigmas.len() - 1,
+            steps,
             batch: self.batch.asked(),
             cut_tokens,
             dump,
         });
-        Ok(made.collect())
+        let whole = made.map(|mut made| {
+            if let Some(clip) = request.clip.as_ref().filter(|_| request.assembly != Assembly::None) {
+                (made.frames, made.audio) = assemble(request, clip, made.frames, made.audio, sample_rate);
+            }
+            made
+        });
+        Ok(whole.collect())
     }
 
     /// Noise goes on where the first pass left it.
@@ -287,7 +314,9 @@ impl Run<'_> {
                 })?;
                 return whole(self.frames_of(tiles::joined(&pieces))?);
             }
-            let mut pieces = Pieces::new(request.output_rate(), self.options.encode.as_ref());
+            // What is joined to other frames is encoded with them.
+            let encode = self.options.encode.as_ref().filter(|_| request.assembly == Assembly::None);
+            let mut pieces = Pieces::new(request.output_rate(), encode);
             self.decode_tiles(latents, tiling, |piece| pieces.add(frames(&shown(piece, asked)?)?))?;
             return pieces.finish();
         }

@@ -12,8 +12,8 @@ use super::options::GenerateOptions;
 use super::report::RunReport;
 use super::saved::Saving;
 use super::text_to_video::Generated;
-use crate::config::{Config, Job, sidecar_path};
-use crate::media::{self, Audio, Frames, Mp4Options, WavFormat};
+use crate::config::{Config, Job, Pipeline, sidecar_path};
+use crate::media::{self, Audio, EncodedVideo, Frames, Mp4Options, WavFormat};
 use crate::runtime::{Span, SpanKind};
 use crate::tensor::Tensor;
 
@@ -120,12 +120,11 @@ fn write_files(config: &Config, options: &GenerateOptions, made: &mut Made) -> R
     // The hashes are taken beside the encoder.
     let (written, (frames_sha256, samples_sha256)) = thread::scope(|scope| {
         let hashes = scope.spawn(|| (frames.sha256(), audio.sha256()));
-        let written =
-            media::write_encoded_mp4(path, frames, encoded.as_ref(), generated.frame_rate, Some(&audio), &encoder);
+        let written = write_video(config, path, generated, encoded.as_ref(), &audio, &encoder);
         (written, hashes.join().unwrap_or_else(|panic| resume_unwind(panic)))
     });
     if let Err(error) = written {
-        return Err(keep(error.into(), path, frames, &audio));
+        return Err(keep(error, path, frames, &audio));
     }
     let name = Path::new(path.file_stem().expect("a video is written to a named file"));
     if let Some(folder) = &config.output.save_frames {
@@ -148,6 +147,26 @@ fn write_files(config: &Config, options: &GenerateOptions, made: &mut Made) -> R
     }
     let (path, prompt) = (path.clone(), job.prompt.clone());
     Ok(Finished { path, seed: job.seed, prompt, frames_sha256, samples_sha256 })
+}
+
+/// Writes the MP4. The pictures of a video that only gets other sound are copied where ffmpeg can.
+fn write_video(
+    config: &Config,
+    path: &Path,
+    generated: &Generated,
+    encoded: Option<&EncodedVideo>,
+    audio: &Audio,
+    options: &Mp4Options,
+) -> Result<()> {
+    let (frames, rate) = (&generated.frames, generated.frame_rate);
+    let kept = config.request.video.as_ref().filter(|_| config.pipeline == Pipeline::VideoToAudio);
+    if let Some(source) = kept
+        && media::write_pictures_of(path, Path::new(source), frames.count(), rate, audio, options)?
+    {
+        return Ok(());
+    }
+    media::write_encoded_mp4(path, frames, encoded, rate, Some(audio), options)?;
+    Ok(())
 }
 
 /// Puts what cannot be written as a video where temporary files go; its error then says so.

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 
 use super::RequestError;
 use crate::av::Av;
-use crate::config::{self, Config, Reference};
+use crate::config::{self, Config, Pipeline, Reference};
+use crate::sampling::denoise::StreamRole;
 
 /// Known tokens of a stream.
 #[derive(Clone, Debug, PartialEq)]
@@ -42,10 +43,30 @@ pub enum Content {
         /// Safetensors file.
         path: PathBuf,
     },
+    /// Frames of the given video.
+    Video(VideoPart),
+    /// Sound of the given video; nothing is known where it has none.
+    VideoSound {
+        /// Frames before the video's end at which it is heard from; the start without.
+        last: Option<usize>,
+        /// Frames of silence before it.
+        delay: usize,
+    },
     /// A frame that the model makes: known are none of its tokens.
     Generated,
     /// A keyframe of the pass before, by its place among those that it is given.
     Carried(usize),
+}
+
+/// Part of the given video as latents.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VideoPart {
+    /// Number of frames that are encoded: one more than whole latents of them.
+    pub frames: usize,
+    /// Takes the video's last ones instead of its first.
+    pub last: bool,
+    /// First latents that are left out: that of a single frame stands for no eight.
+    pub skipped: usize,
 }
 
 /// Which tokens a condition fixes.
@@ -53,8 +74,17 @@ pub enum Content {
 pub enum Placement {
     /// The stream's first ones.
     First,
+    /// The stream's last own ones.
+    Last,
     /// All of the stream's own.
     Whole,
+    /// Those of the stream's own that touch no part of a time span, of content as long as the stream.
+    Outside {
+        /// Start in seconds.
+        start: f64,
+        /// End in seconds.
+        end: f64,
+    },
     /// Tokens of their own behind the video's, with the positions of a frame; dropped at the end.
     Appended {
         /// Frame of the video, from 0.
@@ -130,11 +160,39 @@ impl Condition {
         })
     }
 
+    fn kept(content: Content, placement: Placement) -> Self {
+        Condition { content, placement, strength: 1.0 }
+    }
+
+    /// The first `frames` of the given video and its sound, each kept at its placement.
+    pub fn given(frames: usize, placement: Av<Placement>) -> Av<Self> {
+        let video = Content::Video(VideoPart { frames, last: false, skipped: 0 });
+        let audio = Content::VideoSound { last: None, delay: 0 };
+        Av { video, audio }.zip(placement).map(|(content, placement)| Condition::kept(content, placement))
+    }
+
+    /// The last `overlap` frames of the given video and their sound, which a clip goes on behind.
+    pub fn prefix(overlap: usize, rate: f64) -> Av<Self> {
+        let video = Content::Video(VideoPart { frames: overlap, last: true, skipped: 0 });
+        let heard = Placement::Span { start: 0.0, end: overlap as f64 / rate };
+        let audio = Content::VideoSound { last: Some(overlap), delay: 0 };
+        Av { video: Condition::kept(video, Placement::First), audio: Condition::kept(audio, heard) }
+    }
+
+    /// The first `overlap` frames of the given video and their sound, which a clip of `frames` leads up to. The very first is made
+    /// anew: a clip's last latents are of eight frames each.
+    pub fn suffix(overlap: usize, frames: usize, rate: f64) -> Av<Self> {
+        let video = Content::Video(VideoPart { frames: overlap, last: false, skipped: 1 });
+        let heard = Placement::Span { start: (frames - overlap + 1) as f64 / rate, end: f64::INFINITY };
+        let audio = Content::VideoSound { last: None, delay: frames - overlap };
+        Av { video: Condition::kept(video, Placement::Last), audio: Condition::kept(audio, heard) }
+    }
+
     /// The file that it comes from, where there is one.
     pub fn path(&self) -> Option<&Path> {
         match &self.content {
             Content::Image { path, .. } | Content::Sound { path, .. } | Content::AudioLatents { path } => Some(path),
-            Content::Generated | Content::Carried(_) => None,
+            Content::Video(_) | Content::VideoSound { .. } | Content::Generated | Content::Carried(_) => None,
         }
     }
 
@@ -142,7 +200,11 @@ impl Condition {
     pub fn appended_at(&self) -> Option<(usize, Span)> {
         match self.placement {
             Placement::Appended { frame, span } => Some((frame, span)),
-            Placement::First | Placement::Whole | Placement::Span { .. } => None,
+            Placement::First
+            | Placement::Last
+            | Placement::Whole
+            | Placement::Outside { .. }
+            | Placement::Span { .. } => None,
         }
     }
 
@@ -182,17 +244,63 @@ pub(crate) fn conditions(config: &Config) -> Result<Av<Vec<Condition>>, RequestE
     };
     let images = config.request.images.iter();
     let images = images.map(|image| Condition::image(image, image.crf(&config.conditioning), appended, span));
-    let given = config.request.audio.iter().map(|given| Ok(Condition::sound(given)));
-    let sound = given.chain(config.request.audio_latents.iter().map(Condition::audio_span));
+    let sound = config.request.audio.iter().map(|given| Ok(Condition::sound(given)));
+    let sound = sound.chain(config.request.audio_latents.iter().map(Condition::audio_span));
     let frames = config.request.num_frames.count().unwrap_or(1);
     let slots = generated(config.conditioning.generated_keyframes, frames)?.into_iter().map(Condition::generated);
-    Ok(Av { video: images.chain(slots).collect(), audio: sound.collect::<Result<_, _>>()? })
+    let given = given(config, frames);
+    Ok(Av {
+        video: given.video.into_iter().chain(images).chain(slots).collect(),
+        audio: given.audio.into_iter().map(Ok).chain(sound).collect::<Result<_, _>>()?,
+    })
 }
 
-/// Noise levels of tokens as parts of a step's: 1 first, then each other one of the conditions.
-pub(super) fn noise_levels<'a>(conditions: impl Iterator<Item = &'a Condition>) -> Vec<f32> {
+/// What a pipeline keeps of the video that it is given.
+fn given(config: &Config, frames: usize) -> Av<Option<Condition>> {
+    let r = &config.request;
+    match (config.pipeline, &r.retake, &r.extend) {
+        (Pipeline::Retake, Some(span), _) => {
+            let outside = Placement::Outside { start: span.start, end: span.end.unwrap_or(f64::INFINITY) };
+            let anew = Av { video: span.video, audio: span.audio };
+            let placement = anew.map(|anew| if anew { outside } else { Placement::Whole });
+            Condition::given(frames, placement).map(Some)
+        }
+        (Pipeline::VideoToAudio, ..) => {
+            Av { video: Some(Condition::given(frames, Av::both(Placement::Whole)).video), audio: None }
+        }
+        (Pipeline::Extend, _, Some(extend)) => {
+            let (overlap, rate) = (extend.overlap, r.frame_rate);
+            let both =
+                if extend.before { Condition::suffix(overlap, frames, rate) } else { Condition::prefix(overlap, rate) };
+            both.map(Some)
+        }
+        _ => Av::default(),
+    }
+}
+
+/// Role of each stream in a pipeline. Lightricks' 1.0.0 denoises a stream that is kept whole with a mask of zeros, so that the
+/// other one sees the step's noise level in it.
+pub(crate) fn roles(config: &Config) -> Av<StreamRole> {
+    let kept = match config.conditioning.kept_streams {
+        Reference::Official1 => StreamRole::Denoised,
+        Reference::Official | Reference::Diffusers => StreamRole::Kept,
+    };
+    match (config.pipeline, &config.request.retake) {
+        (Pipeline::VideoToAudio, _) => Av { video: kept, audio: StreamRole::Denoised },
+        (Pipeline::TextToAudio, _) => Av { video: StreamRole::Absent, audio: StreamRole::Denoised },
+        (Pipeline::Retake, Some(span)) => {
+            Av { video: span.video, audio: span.audio }.map(|anew| if anew { StreamRole::Denoised } else { kept })
+        }
+        _ if config.request.audio.is_some() => Av { video: StreamRole::Denoised, audio: kept },
+        _ => Av::default(),
+    }
+}
+
+/// Noise levels of tokens as parts of a step's: 1 first, then each other one of the conditions of streams that are denoised.
+pub(crate) fn noise_levels(conditions: &Av<Vec<Condition>>, roles: Av<StreamRole>) -> Vec<f32> {
     let mut levels = vec![1.0];
-    for level in conditions.map(Condition::noise_level) {
+    let denoised = conditions.as_ref().zip(roles).into_iter().filter(|(_, role)| *role == StreamRole::Denoised);
+    for level in denoised.flat_map(|(own, _)| own).map(Condition::noise_level) {
         if !levels.contains(&level) {
             levels.push(level);
         }

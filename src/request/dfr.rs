@@ -124,6 +124,7 @@ impl Dfr {
             sampler: sampler.into(),
             noising: Noising::Latents,
             conditions: Av { video: images.chain(anchors).chain(slots).collect(), audio: Vec::new() },
+            draws_kept: false,
             roles: Av {
                 audio: match self.form {
                     DfrForm::Official => StreamRole::Absent,

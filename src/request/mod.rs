@@ -14,8 +14,8 @@ mod tests;
 mod tiling;
 
 pub use canvas::{Canvas, KeyframeSource, TemporalTile};
-pub(crate) use condition::conditions;
-pub use condition::{Condition, Content, Placement, Span};
+pub use condition::{Condition, Content, Placement, Span, VideoPart};
+pub(crate) use condition::{conditions, noise_levels, roles};
 pub(crate) use dfr::Round;
 pub use dfr::{Dfr, DfrForm};
 pub(crate) use diffusion_tiles::Blend;
@@ -28,9 +28,12 @@ pub(crate) use sizes::coordinate_grids;
 pub(crate) use tiling::Tile;
 pub use tiling::Tiling;
 
+use std::sync::Arc;
+
 use crate::av::Av;
 use crate::config;
 use crate::hlo::DType;
+use crate::media::Clip;
 use crate::models::transformer::CrossTimestep;
 use crate::sampling::AnySampler;
 use crate::sampling::denoise::{DenoiseShape, StreamRole};
@@ -82,6 +85,10 @@ pub struct Request {
     pub roles: Av<StreamRole>,
     /// Whether noise is drawn, and dropped, for a stream that is kept: what is drawn later is then other noise (Lightricks).
     pub draws_kept: bool,
+    /// Frames and sound of the given video, where they are at hand: what is encoded of it, programs do not depend on.
+    pub clip: Option<Arc<Clip>>,
+    /// What is put together from the given video and what is made.
+    pub assembly: Assembly,
     /// Known tokens of video and audio.
     pub conditions: Av<Vec<Condition>>,
     /// A second pass at this size; the first then has half of it.
@@ -90,6 +97,20 @@ pub struct Request {
     pub dfr: Option<Dfr>,
     /// Tiled decoding; the whole video at once without.
     pub tiling: Option<Tiling>,
+}
+
+/// What a finished video has of the given one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Assembly {
+    /// Nothing: all is decoded.
+    #[default]
+    None,
+    /// All of its pictures, with the sound that is made.
+    Pictures,
+    /// All of it, then what is made behind so many frames of both.
+    Before(usize),
+    /// What is made, then all of it from so many common frames on.
+    Behind(usize),
 }
 
 /// Start of known tokens of strength below 1, in a pass that starts from latents of an earlier one.
@@ -195,26 +216,34 @@ impl Request {
         self.conditions.video.iter().any(|c| matches!(c.content, Content::Image { .. }))
     }
 
-    /// Streams that are given whole.
-    pub(crate) fn given(&self) -> Av<bool> {
-        self.conditions.as_ref().map(|all| all.iter().any(|c| c.placement == Placement::Whole))
-    }
-
     /// Conditions of the streams that are denoised.
     pub(crate) fn denoised_conditions(&self) -> impl Iterator<Item = &Condition> {
         let denoised = self.conditions.as_ref().zip(self.roles).into_iter();
         denoised.filter(|(_, role)| *role == StreamRole::Denoised).flat_map(|(all, _)| all)
     }
 
-    /// Noise levels of tokens as parts of a step's: 1 first, then each other one of the conditions. A stream that is kept has
-    /// none of its own.
-    pub(crate) fn noise_levels(&self) -> Vec<f32> {
-        condition::noise_levels(self.denoised_conditions())
+    /// Streams that read the negative prompt in its branch: those that are guided, so no sound that the video is made to.
+    pub(crate) fn reads_negative(&self) -> Av<bool> {
+        let denoised = self.roles.map(|role| role == StreamRole::Denoised);
+        Av { audio: denoised.audio && !self.is_to_sound(), ..denoised }
+    }
+
+    /// Whether the video is made to a sound that is given, which goes with it.
+    pub(crate) fn is_to_sound(&self) -> bool {
+        self.conditions.audio.iter().any(|c| matches!(c.content, Content::Sound { .. }))
+    }
+
+    /// Frames of a given video that the video encoder encodes, where there is one.
+    pub(crate) fn given_frames(&self) -> Option<usize> {
+        self.conditions.video.iter().find_map(|c| match &c.content {
+            Content::Video(part) => Some(part.frames),
+            _ => None,
+        })
     }
 
     /// Whether sound is given, which the audio encoder encodes.
     pub fn has_sound(&self) -> bool {
-        self.conditions.audio.iter().any(|c| matches!(c.content, Content::Sound { .. }))
+        self.conditions.audio.iter().any(|c| matches!(c.content, Content::Sound { .. } | Content::VideoSound { .. }))
     }
 
     /// Shape of the denoising programs for `batch` such requests.
@@ -229,12 +258,12 @@ impl Request {
             // Each video is a request of its own: its neighbours have no part in its statistics.
             rescale: if batch > 1 { RescaleScope::PerSample } else { self.rescale },
             branches,
-            levels: self.noise_levels().len(),
+            levels: noise_levels(&self.conditions, self.roles).len(),
             conditioned: self
                 .conditions
                 .as_ref()
-                .zip(self.roles)
-                .map(|(all, role)| role == StreamRole::Denoised && all.iter().any(|c| c.noise_level() != 1.0)),
+                .zip(shapes.denoised())
+                .map(|(all, denoised)| denoised && all.iter().any(|c| c.noise_level() != 1.0)),
             keyframes: sizes.transformer.use_keyframes_abs_pos_embedding
                 && (self.first_frame_marker || self.conditions.video.iter().any(|c| c.content == Content::Generated)),
             roles: self.roles,

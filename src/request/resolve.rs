@@ -1,8 +1,8 @@
 //! From a configuration to a request.
 
 use super::{
-    Canvas, Dfr, DfrForm, ModelSizes, NoiseOrder, Noising, RefinePass, Request, RequestError, Shapes, Tiling,
-    conditions,
+    Assembly, Canvas, Dfr, DfrForm, ModelSizes, NoiseOrder, Noising, RefinePass, Request, RequestError, Shapes, Tiling,
+    conditions, roles,
 };
 use crate::av::Av;
 use crate::config::{self, Config, Dtype, Job, Pipeline, Reference};
@@ -25,16 +25,6 @@ pub(crate) fn scales(config: &Config) -> Av<Scales> {
         Some(_) => Av { audio: Scales::NEUTRAL, ..scales },
         None => scales,
     }
-}
-
-/// Roles of video and audio.
-fn roles(config: &Config) -> Av<StreamRole> {
-    let audio = match (&config.request.audio, config.conditioning.given_stream) {
-        // Its tokens are conditions that have no noise, in a stream that has the step's.
-        (None, _) | (Some(_), Reference::Official1) => StreamRole::Denoised,
-        (Some(_), Reference::Official | Reference::Diffusers) => StreamRole::Kept,
-    };
-    Av { video: StreamRole::Denoised, audio }
 }
 
 /// Noise levels of a configuration, from the first step's to the final 0, for the shapes of its first pass.
@@ -71,16 +61,9 @@ pub(crate) fn scheduler_of_another(config: &Config, scheduler: &FlowMatch) -> Op
     }
 }
 
-/// A job as the model takes it, still without noise levels: no program depends on them.
-///
-/// # Errors
-/// ModelSizes that the model does not take, with the nearest that it does.
-pub(crate) fn of_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<Request, RequestError> {
+/// Fails where the model does not take a configuration's sizes or lacks what it asks for.
+fn check_model(config: &Config, sizes: &ModelSizes, num_frames: usize) -> Result<(), RequestError> {
     let r = &config.request;
-    let num_frames = r.num_frames.count().ok_or_else(|| {
-        let why = "request.num_frames: auto is decided by `ltx2 generate` alone; give a number of frames";
-        RequestError::Usage(why.into())
-    })?;
     Shapes::new(sizes, r.width, r.height, num_frames, r.frame_rate)?;
     let multiple = sizes.token_multiple;
     if !r.max_sequence_length.is_multiple_of(multiple) {
@@ -104,7 +87,34 @@ pub(crate) fn of_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<R
              (keyframes_abs_pos_embedding): take LTX-2.5's, or 0"
         )));
     }
-    let scales = scales(config);
+    Ok(())
+}
+
+/// Guidance scales of streams of such roles.
+fn of_roles(scales: Av<Scales>, roles: Av<StreamRole>) -> Av<Scales> {
+    // Guidance of what does not change changes nothing; without video there is no pass without it.
+    scales.zip(roles).map(|(scales, role)| match role {
+        StreamRole::Denoised if roles.into_iter().any(|role| role == StreamRole::Absent) => {
+            Scales { modality: Scales::NEUTRAL.modality, ..scales }
+        }
+        StreamRole::Denoised => scales,
+        StreamRole::Kept | StreamRole::Absent => Scales::NEUTRAL,
+    })
+}
+
+/// A job as the model takes it, still without noise levels: no program depends on them.
+///
+/// # Errors
+/// ModelSizes that the model does not take, with the nearest that it does.
+pub(crate) fn of_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<Request, RequestError> {
+    let r = &config.request;
+    let num_frames = r.num_frames.count().ok_or_else(|| {
+        let why = "request.num_frames: auto is decided by `ltx2 generate` alone; give a number of frames";
+        RequestError::Usage(why.into())
+    })?;
+    check_model(config, sizes, num_frames)?;
+    let roles = roles(config);
+    let scales = of_roles(scales(config), roles);
     let dfr = dfr(config, num_frames, sizes.video_grid.temporal_compression)?;
     Ok(Request {
         prompt: job.prompt.clone(),
@@ -140,8 +150,10 @@ pub(crate) fn of_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<R
             Reference::Official1 | Reference::Diffusers => Noising::Known,
         },
         positions: positions(config),
-        roles: roles(config),
-        draws_kept: r.audio.is_some(),
+        roles,
+        draws_kept: true,
+        clip: None,
+        assembly: assembly(config),
         conditions: conditions(config)?,
         refine: refine(config)?,
         dfr,
@@ -152,6 +164,16 @@ pub(crate) fn of_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<R
             frame_overlap: t.frame_overlap,
         }),
     })
+}
+
+/// What the finished video has of the given one.
+fn assembly(config: &Config) -> Assembly {
+    match (config.pipeline, &config.request.extend) {
+        (Pipeline::VideoToAudio, _) => Assembly::Pictures,
+        (Pipeline::Extend, Some(extend)) if extend.before => Assembly::Behind(extend.overlap),
+        (Pipeline::Extend, Some(extend)) => Assembly::Before(extend.overlap),
+        _ => Assembly::None,
+    }
 }
 
 /// Generated keyframes and temporal rounds, where the pipeline has them.

@@ -21,21 +21,26 @@ use crate::nn::{Axis, Build, Params};
 /// Inputs, f32: `text.video`, `text.audio` `[videos, branches, t, channels]`, `sigmas [257]`, and `levels [k]` where there
 /// are several: the parts of a step's noise level that tokens have. Outputs:
 /// `modulation.<stream>.<part>` `[257, 1 or k, …]`, and the text context as the loop reads it (`context_outputs`).
-/// The CFG batch is videos times branches, both padded to what the mesh divides.
+/// Of a stream that there is not, nothing. The CFG batch is videos times branches, both padded to what the mesh divides.
 ///
 /// # Errors
 /// The first mistake made while building.
 pub fn prepare(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Result<Network> {
     let build = &build.of_branches(shape.branches.len());
     let p = Params::new("prepare", COMPONENT, build);
-    let context = c.streams().zip(Av::NAMES).zip(shape.text_channels).map(|((s, name), channels)| {
+    let present = shape.present();
+    let context = c.streams().zip(Av::NAMES).zip(shape.text_channels.zip(present));
+    let context = context.map(|((s, name), (channels, present))| {
+        if !present {
+            return None;
+        }
         let ty = Type::new(DType::F32, [shape.batch, shape.branches.len(), shape.text, channels]);
         let axes = [Axis::Batch, Axis::Branch, Axis::TextSequence, Axis::Replicated];
         let text_embeds = p.input(&format!("text.{name}"), ty, &axes).to(build.dtype);
         let [videos, branches, tokens, channels] = [0, 1, 2, 3].map(|axis| text_embeds.dim(axis));
         let rows = text_embeds.reshape(vec![videos * branches, tokens, channels]);
         let rows = p.place("text", &rows, &[Axis::CfgBatch, Axis::TextSequence, Axis::Replicated]);
-        project_text(&p, c, &s, &rows)
+        Some(project_text(&p, c, &s, &rows))
     });
     let sigmas = p.input("sigmas", Type::new(DType::F32, vec![MAX_STEPS + 1]), &[Axis::Replicated]);
     // All levels as one row of tokens: the embedding network runs once.
@@ -56,19 +61,19 @@ pub fn prepare(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Re
         let frozen = levels.as_mut().zip(denoised).into_iter().filter(|(_, denoised)| !denoised);
         frozen.for_each(|(level, _)| *level = Levels { timestep: clean, sigma: clean });
     }
-    let modulation = modulation(&p, c, levels, shape.cross);
+    let modulation = modulation(&p, c, levels, shape.cross, present);
 
     // The loop's inputs are placed as it reads them.
     let mut results = Vec::new();
     for (name, modulation) in Av::NAMES.zip(modulation.as_ref()) {
-        for (part, value) in modulation.parts() {
+        for (part, value) in modulation.iter().flat_map(|own| own.parts()) {
             let (levels, rest) = (value.dim(1) / (MAX_STEPS + 1), &value.dims()[2..]);
             let table = value.reshape([&[MAX_STEPS + 1, levels], rest].concat());
             let axes = vec![Axis::Replicated; table.rank()];
             results.push(p.output(&format!("modulation.{name}.{part}"), &table, &axes, table.dims()));
         }
     }
-    results.extend(context_outputs(&p, c, context.as_ref()));
+    results.extend(context_outputs(&p, c, context.as_ref().map(Option::as_ref)));
     Network::finish(&p, results)
 }
 
@@ -83,7 +88,7 @@ pub fn prepare(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Re
 /// part of the noise and come closer to the clean latents after each step (official code: the clean prediction of a token
 /// is formed with its own noise level, then blended).
 ///
-/// A stream that is not denoised is clean in every step, and left as it is.
+/// A stream that is not denoised is clean in every step, and left as it is. Of one that there is not, the latents alone are read.
 ///
 /// With keyframes: `keyframes.video [1, n]`, 1 for video tokens that stand for a single frame.
 ///
@@ -133,9 +138,9 @@ pub fn denoise(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Re
         let streams = model.streams.as_ref().zip(noise.as_ref()).zip(clean.as_ref());
         let next =
             streams.zip(latents.zip(denoised)).zip(carried).map(|((((s, noise), clean), (l, denoised)), own)| {
-                if !denoised {
+                let (Some(s), Some(clean), true) = (s, clean, denoised) else {
                     return own.into_iter().cloned().collect();
-                }
+                };
                 let (latents, state, condition) = (own[0], own[1..].to_vec(), s.condition.as_ref());
                 let state = StreamState { latents, state, clean, noise: noise.as_ref(), condition };
                 let next = sampler.step(&at, &state);

@@ -3,12 +3,12 @@
 use super::MAX_STEPS;
 use super::condition::ConditionInputs;
 use super::guidance::{Branch, Counted, combine};
-use super::shape::{DenoiseShape, Latents, StreamRole};
+use super::shape::{DenoiseShape, Latents};
 use crate::av::Av;
 use crate::hlo::{DType, Type, Value};
 use crate::models::transformer::{
-    ForwardInputs, Isolation, Perturbation, StreamInputs, StreamModulation, TextContext, TransformerConfig,
-    at_noise_level, forward, tables,
+    ForwardInputs, Isolation, Perturbation, StreamForward, StreamInputs, StreamModulation, TextContext,
+    TransformerConfig, at_noise_level, forward, tables,
 };
 use crate::nn::{Axis, Params, Rope, padding_mask};
 
@@ -32,7 +32,8 @@ pub(super) struct GuidedTransformer<'a> {
     shape: &'a DenoiseShape,
     /// Branches, padding included.
     branches: usize,
-    pub(crate) streams: Av<GuidedStream>,
+    /// Streams that there are.
+    pub(crate) streams: Av<Option<GuidedStream>>,
     keyframes: Option<Value>,
     perturbation: Option<Perturbation>,
     isolation: Isolation,
@@ -74,43 +75,64 @@ impl<'a> GuidedTransformer<'a> {
             let ty = Type::new(DType::F32, [1, shape.tokens.video]);
             p.input("keyframes.video", ty, &[Axis::Replicated, Axis::VideoSequence])
         });
-        let [rope, cross_rope] = tables::inputs(p, c, 1, shape.tokens);
-        let modulation = c.streams().zip(Av::NAMES).zip(shape.conditioned).map(|((s, name), conditioned)| {
-            StreamModulation::new(c, &s, |part, dims| {
-                let levels = shape.levels_of(part, conditioned);
-                let ty = Type::new(p.dtype(), [&[MAX_STEPS + 1, levels], dims].concat());
-                let axes = vec![Axis::Replicated; ty.rank()];
-                p.input(&format!("modulation.{name}.{part}"), ty, &axes)
-            })
+        let present = shape.present();
+        let [rope, cross_rope] =
+            tables::inputs(p, c, 1, shape.tokens.zip(present).map(|(n, present)| present.then_some(n)));
+        let modulation = c.streams().zip(Av::NAMES).zip(shape.conditioned.zip(present));
+        let modulation = modulation.map(|((s, name), (conditioned, present))| {
+            let part = || {
+                StreamModulation::new(c, &s, |part, dims| {
+                    let levels = shape.levels_of(part, conditioned);
+                    let ty = Type::new(p.dtype(), [&[MAX_STEPS + 1, levels], dims].concat());
+                    let axes = vec![Axis::Replicated; ty.rank()];
+                    p.input(&format!("modulation.{name}.{part}"), ty, &axes)
+                })
+            };
+            present.then(part)
         });
-        let context = c.streams().zip(Av::NAMES);
-        let context = context.map(|(s, name)| TextContext::input(p, c, &s, name, [videos * branches, shape.text]));
+        let context = c.streams().zip(Av::NAMES).zip(present);
+        let rows = [videos * branches, shape.text];
+        let context = context.map(|((s, name), present)| present.then(|| TextContext::input(p, c, &s, name, rows)));
         let (perturbation, isolation) = branch_masks(p, shape, branches, videos);
         let own = latents.zip(Av { video: 0, audio: 1 }).zip(condition.zip(counted));
         let streams = own.zip(rope.zip(cross_rope)).zip(modulation.zip(context));
         let streams = streams.map(|((((l, row), (condition, counted)), (rope, cross_rope)), (modulation, context))| {
             let (sequence, tokens, scales) = (l.axes[1], l.content[1], scales.clone());
-            GuidedStream { sequence, tokens, scales, row, condition, counted, rope, cross_rope, modulation, context }
+            let (rope, cross_rope, modulation, context) = (rope?, cross_rope?, modulation?, context?);
+            let own = GuidedStream {
+                sequence,
+                tokens,
+                scales,
+                row,
+                condition,
+                counted,
+                rope,
+                cross_rope,
+                modulation,
+                context,
+            };
+            Some(own)
         });
         GuidedTransformer { p, c, shape, branches, streams, keyframes, perturbation, isolation }
     }
 
     /// The guided clean predictions at the latents of a step.
-    pub(crate) fn predict(&self, step: &Value, sigma: &Value, latents: Av<&Value>) -> Av<Value> {
-        let streams = self.streams.as_ref().zip(latents);
-        let inputs = streams.map(|(s, x)| self.stream_inputs(s, x, step));
-        let tokens = streams.map(|(s, x)| self.of_rows(&x.to(self.p.dtype()), s.sequence));
+    pub(crate) fn predict(&self, step: &Value, sigma: &Value, latents: Av<&Value>) -> Av<Option<Value>> {
+        let streams = self.streams.as_ref().map(Option::as_ref).zip(latents);
+        let inputs = streams.map(|(s, x)| Some(self.stream_inputs(s?, x, step)));
+        let tokens = streams.map(|(s, x)| Some(self.of_rows(&x.to(self.p.dtype()), s?.sequence)));
+        let all = streams.zip(tokens.as_ref().zip(inputs.as_ref())).map(|((s, _), (tokens, inputs))| {
+            Some(StreamForward { tokens: tokens.as_ref()?, context: &s?.context, inputs: inputs.as_ref()? })
+        });
         let inputs = ForwardInputs {
-            tokens: tokens.as_ref(),
-            context: self.streams.as_ref().map(|s| &s.context),
-            streams: inputs.as_ref(),
+            streams: all,
             keyframes: self.keyframes.as_ref(),
             perturbation: self.perturbation.as_ref(),
             isolation: &self.isolation,
         };
         let velocity = forward(self.p, self.c, &inputs);
         let _scope = self.p.builder().scope("sampler");
-        streams.zip(velocity).map(|((s, x), velocity)| self.guided(s, x, &velocity, sigma))
+        streams.zip(velocity).map(|((s, x), velocity)| Some(self.guided(s?, x, &velocity?, sigma)))
     }
 
     fn stream_inputs(&self, s: &GuidedStream, latents: &Value, step: &Value) -> StreamInputs {
@@ -170,7 +192,6 @@ fn branch_masks(p: &Params, shape: &DenoiseShape, branches: usize, videos: usize
         .contains(&Branch::Perturbed)
         .then(|| Perturbation { stg_mask: mask(Branch::Perturbed, &[1, 1, 1]), layers: shape.stg_blocks.clone() });
     let isolation = match shape.branches.contains(&Branch::Isolated) {
-        _ if shape.roles.into_iter().any(|role| role == StreamRole::Absent) => Isolation::All,
         true => Isolation::Masked(mask(Branch::Isolated, &[1, 1])),
         false => Isolation::None,
     };

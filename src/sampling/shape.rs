@@ -81,6 +81,11 @@ impl DenoiseShape {
         if own && conditioned { self.levels } else { 1 }
     }
 
+    /// Streams that there are.
+    pub(super) fn present(&self) -> Av<bool> {
+        self.roles.map(|role| role != StreamRole::Absent)
+    }
+
     /// Streams whose latents change.
     pub(super) fn denoised(&self) -> Av<bool> {
         self.roles.map(|role| role == StreamRole::Denoised)

@@ -178,9 +178,9 @@ fn one_block_agrees_with_the_reference() {
         let number = case.scalars["block"].as_u64().expect("a number");
         let at = p.pp("transformer_blocks").pp(number);
         let isolation = &Isolation::None;
-        let inputs =
-            BlockInputs { streams: streams.as_ref(), context: context.as_ref(), stg_mask: Av::default(), isolation };
-        let Av { video: v, audio: a } = block(&at, c, hidden, &inputs);
+        let (streams, context) = (streams.as_ref().map(Some), context.as_ref().map(Some));
+        let inputs = BlockInputs { streams, context, stg_mask: Av::default(), isolation };
+        let Av { video: v, audio: a } = block(&at, c, hidden.map(Some), &inputs).map(|x| x.expect("a stream"));
         let network = Network::finish(&p, vec![whole(&p, "video", &v), whole(&p, "audio", &a)]).expect("builds");
         let outputs = run(&mut tiny.executor, &network, &case);
         for name in ["video", "audio"] {

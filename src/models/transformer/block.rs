@@ -50,28 +50,37 @@ pub(super) fn add(one: Option<Value>, other: Option<Value>) -> Option<Value> {
 
 /// Inputs of a block beside its hidden states.
 pub struct BlockInputs<'a> {
-    /// Inputs that all blocks share.
-    pub streams: Av<&'a StreamInputs>,
+    /// Inputs that all blocks share, of the streams that there are.
+    pub streams: Av<Option<&'a StreamInputs>>,
     /// Text context of this layer.
-    pub context: Av<&'a LayerContext>,
+    pub context: Av<Option<&'a LayerContext>>,
     /// 1 for batch entries that attend, 0 for perturbed ones, `[b, 1, 1, 1]`, f32; `None` where all attend.
     pub stg_mask: Av<Option<&'a Value>>,
     /// Batch entries whose streams do not attend to each other.
     pub isolation: &'a Isolation,
 }
 
-/// A block: hidden states, each `[b, n, width]`, to the next.
-pub fn block(p: &Params, c: &TransformerConfig, hidden: Av<Value>, inputs: &BlockInputs) -> Av<Value> {
-    let streams = c.streams().zip(inputs.streams).map(|(s, inputs)| StreamBlock::new(p, c, s, inputs));
-    let streams = streams.as_ref();
-    let hidden = streams.zip(hidden).zip(inputs.stg_mask).map(|((s, x), stg_mask)| s.self_attention(&x, stg_mask));
-    let hidden = streams.zip(hidden).zip(inputs.context).map(|((s, x), context)| s.text_attention(&x, context));
-    let hidden = match inputs.isolation {
-        Isolation::All => hidden,
-        Isolation::None => cross_modal(streams, hidden, None),
-        Isolation::Masked(mask) => cross_modal(streams, hidden, Some(mask)),
+/// A block: hidden states of the streams that there are, each `[b, n, width]`, to the next.
+pub fn block(p: &Params, c: &TransformerConfig, hidden: Av<Option<Value>>, inputs: &BlockInputs) -> Av<Option<Value>> {
+    let streams = c.streams().zip(inputs.streams).map(|(s, inputs)| Some(StreamBlock::new(p, c, s, inputs?)));
+    let streams = streams.as_ref().map(Option::as_ref);
+    let hidden = streams.zip(hidden).zip(inputs.stg_mask);
+    let hidden = hidden.map(|((s, x), stg_mask)| Some(s?.self_attention(&x?, stg_mask)));
+    let hidden = streams.zip(hidden).zip(inputs.context);
+    let hidden = hidden.map(|((s, x), context)| Some(s?.text_attention(&x?, context?)));
+    let mask = match inputs.isolation {
+        Isolation::Masked(mask) => Some(mask),
+        Isolation::All | Isolation::None => None,
     };
-    streams.zip(hidden).map(|(s, x)| s.feed_forward(&x))
+    let hidden = match (streams, hidden) {
+        (Av { video: Some(video), audio: Some(audio) }, Av { video: Some(x), audio: Some(y) })
+            if !matches!(inputs.isolation, Isolation::All) =>
+        {
+            cross_modal(Av { video, audio }, Av { video: x, audio: y }, mask).map(Some)
+        }
+        (_, hidden) => hidden,
+    };
+    streams.zip(hidden).map(|(s, x)| Some(s?.feed_forward(&x?)))
 }
 
 /// One stream's part of a block.

@@ -69,13 +69,20 @@ pub enum Isolation {
     Masked(Value),
 }
 
+/// Inputs of one stream's forward pass.
+#[derive(Clone, Copy)]
+pub(crate) struct StreamForward<'a> {
+    /// Noisy tokens `[b, n, channels]`, in the weights' element type.
+    pub(crate) tokens: &'a Value,
+    pub(crate) context: &'a TextContext,
+    /// Inputs that all blocks share.
+    pub(crate) inputs: &'a StreamInputs,
+}
+
 /// Inputs of a forward pass.
 pub(crate) struct ForwardInputs<'a> {
-    /// Noisy tokens `[b, n, channels]`, in the weights' element type.
-    pub(crate) tokens: Av<&'a Value>,
-    pub(crate) context: Av<&'a TextContext>,
-    /// Inputs that all blocks share.
-    pub(crate) streams: Av<&'a StreamInputs>,
+    /// The streams that there are: of another, nothing is computed.
+    pub(crate) streams: Av<Option<StreamForward<'a>>>,
     /// 1 for video tokens that stand for a single frame, 0 for others, `[b or 1, n]`, f32; `None` where none is marked.
     pub(crate) keyframes: Option<&'a Value>,
     pub(crate) perturbation: Option<&'a Perturbation>,
@@ -84,28 +91,29 @@ pub(crate) struct ForwardInputs<'a> {
 }
 
 /// The velocities `[b, n, channels]` of noisy tokens, in the weights' element type.
-pub(crate) fn forward(p: &Params, c: &TransformerConfig, inputs: &ForwardInputs) -> Av<Value> {
+pub(crate) fn forward(p: &Params, c: &TransformerConfig, inputs: &ForwardInputs) -> Av<Option<Value>> {
     let b = p.builder();
-    let &ForwardInputs { tokens, context, streams, keyframes, perturbation, isolation } = inputs;
-    let start = c.streams().zip(tokens).zip(Av { video: keyframes, audio: None }).map(|((s, x), keyframes)| {
-        let x = linear(&p.pp(s.name("proj_in")), x, s.width(), true, [Axis::Replicated, Axis::Embed]);
+    let &ForwardInputs { streams, keyframes, perturbation, isolation } = inputs;
+    let start = c.streams().zip(streams).zip(Av { video: keyframes, audio: None }).map(|((s, own), keyframes)| {
+        let x = linear(&p.pp(s.name("proj_in")), own?.tokens, s.width(), true, [Axis::Replicated, Axis::Embed]);
         let x = keyframes.map_or(x.clone(), |mask| marked(p, &x, mask));
-        p.place(&s.name("state"), &x, &[Axis::CfgBatch, s.sequence, Axis::Replicated])
+        Some(p.place(&s.name("state"), &x, &[Axis::CfgBatch, s.sequence, Axis::Replicated]))
     });
     let perturbed = perturbation.map(|s| s.flags(b, c.num_layers));
     let hidden = {
         let _scope = b.scope("blocks");
-        let (narrow, start) = (|block| c.quantizes(block), [start.video, start.audio]);
+        let (narrow, start) = (|block| c.quantizes(block), Vec::from_iter(start.into_iter().flatten()));
         p.each_layer_quantized("transformer_blocks", c.num_layers, narrow, &start, |p, i, hidden| {
-            let context = context.map(|context| context.of_layer(p));
+            let context = streams.map(|own| own.map(|own| own.context.of_layer(p)));
             let stg_mask = perturbation.zip(perturbed.as_ref()).map(|(s, flags)| s.masks(flags, i)).unwrap_or_default();
             let stg_mask = stg_mask.as_ref().map(Option::as_ref);
-            let inputs = BlockInputs { streams, context: context.as_ref(), stg_mask, isolation };
-            block(p, c, Av::in_turn(hidden).map(|own| own[0].clone()), &inputs).into_iter().collect()
+            let (own, context) = (streams.map(|own| own.map(|own| own.inputs)), context.as_ref().map(Option::as_ref));
+            let inputs = BlockInputs { streams: own, context, stg_mask, isolation };
+            block(p, c, streams.in_place_of(hidden.iter().cloned()), &inputs).into_iter().flatten().collect()
         })
     };
-    let hidden = Av::in_turn(&hidden).map(|own| own[0]);
-    c.streams().zip(hidden).zip(streams).map(|((s, x), inputs)| velocity(p, &s, x, inputs))
+    let hidden = streams.in_place_of(hidden.iter());
+    c.streams().zip(hidden).zip(streams).map(|((s, x), own)| Some(velocity(p, &s, x?, own?.inputs)))
 }
 
 /// A stream's velocity from its last hidden states.

@@ -108,32 +108,36 @@ pub fn adaln(p: &Params, timestep: &Value, rows: usize, width: usize) -> (Value,
     (all.reshape(vec![timestep.dim(0), timestep.dim(1), rows, width]), embedded)
 }
 
-/// Modulation of both streams from their noise levels.
+/// Modulation of the streams that are `present` from their noise levels.
 pub(crate) fn modulation(
     p: &Params,
     c: &TransformerConfig,
     levels: Av<Levels>,
     cross: CrossTimestep,
-) -> Av<StreamModulation> {
+    present: Av<bool>,
+) -> Av<Option<StreamModulation>> {
     let factor = c.cross_attn_timestep_scale_multiplier / c.timestep_scale_multiplier;
     let names = Av {
         video: ("av_cross_attn_video_scale_shift", "av_cross_attn_video_a2v_gate"),
         audio: ("av_cross_attn_audio_scale_shift", "av_cross_attn_audio_v2a_gate"),
     };
-    let streams = c.streams().zip(names).zip(levels.zip(levels.swap()));
-    streams.map(|((s, (scale_shift, gate)), (own, other))| {
+    let streams = c.streams().zip(names).zip(levels.zip(levels.swap()).zip(present));
+    streams.map(|((s, (scale_shift, gate)), ((own, other), present))| {
+        if !present {
+            return None;
+        }
         let width = s.width();
         let (ada_params, embedded) = adaln(&p.pp(s.name("time_embed")), own.timestep, s.modulation_rows(), width);
         let for_scale = if cross == CrossTimestep::Cross { other.sigma } else { own.timestep };
         let for_gate = if cross == CrossTimestep::Own { own.timestep } else { other.sigma };
         let prompt = c.has_prompt_adaln().then(|| adaln(&p.pp(s.name("prompt_adaln")), own.sigma, 2, width).0);
-        StreamModulation {
+        Some(StreamModulation {
             ada_params,
             embedded,
             cross: adaln(&p.pp(scale_shift), for_scale, 4, width).0,
             gate: adaln(&p.pp(gate), &(for_gate * factor), 1, width).0,
             prompt,
-        }
+        })
     })
 }
 

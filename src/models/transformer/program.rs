@@ -3,7 +3,9 @@
 use super::block::add;
 use super::config::{COMPONENT, TransformerConfig};
 use super::modulation::{CrossTimestep, Levels, modulation};
-use super::{ForwardInputs, Isolation, Perturbation, StreamInputs, TextContext, forward, project_text, tables};
+use super::{
+    ForwardInputs, Isolation, Perturbation, StreamForward, StreamInputs, TextContext, forward, project_text, tables,
+};
 use crate::av::Av;
 use crate::defaults::with_defaults;
 use crate::hlo::{DType, Result, Type, Value};
@@ -67,7 +69,7 @@ pub fn program(c: &TransformerConfig, shape: &ForwardShape, build: &Build) -> Re
         (timestep, input(&s.name("sigma"), &[b], &[Axis::CfgBatch]).unsqueeze(1))
     });
     let levels = levels.as_ref().map(|(timestep, sigma)| Levels { timestep, sigma });
-    let modulation = modulation(&p, c, levels, shape.cross);
+    let modulation = modulation(&p, c, levels, shape.cross, Av::both(true));
 
     // A mask value m in 0..1 becomes a bias of (1 - m) · -10000, the reference's own form.
     let bias = |mask: Value| (mask - 1.0) * 10000.0;
@@ -90,32 +92,33 @@ pub fn program(c: &TransformerConfig, shape: &ForwardShape, build: &Build) -> Re
         layers: shape.stg_blocks.clone(),
     });
 
-    let [rope, cross_rope] = tables::inputs(&p, c, shape.rope_rows, shape.tokens);
+    let [rope, cross_rope] = tables::inputs(&p, c, shape.rope_rows, shape.tokens.map(Some));
     let masks = text_mask.zip(Av { video: self_mask, audio: None });
     let lengths = text_embeds.zip(shape.text).zip(tokens.as_ref().zip(shape.tokens));
     let inputs = modulation.zip(rope.zip(cross_rope)).zip(masks.zip(lengths));
-    let inputs =
-        inputs.map(|((modulation, (rope, cross_rope)), ((text_mask, self_mask), ((text, t), (x, n))))| StreamInputs {
-            modulation,
+    let inputs = inputs.map(|((modulation, (rope, cross_rope)), ((text_mask, self_mask), ((text, t), (x, n))))| {
+        Some(StreamInputs {
+            modulation: modulation?,
             noise_level_index: None,
-            rope,
-            cross_rope,
+            rope: rope?,
+            cross_rope: cross_rope?,
             text_mask: add(text_mask, padding_mask(p.builder(), text.dim(1), t)),
             self_mask,
             padding_mask: padding_mask(p.builder(), x.dim(1), n),
-        });
+        })
+    });
+    let streams = tokens.as_ref().zip(context.as_ref()).zip(inputs.as_ref());
     let forward_inputs = ForwardInputs {
-        tokens: tokens.as_ref(),
-        context: context.as_ref(),
-        streams: inputs.as_ref(),
+        streams: streams
+            .map(|((tokens, context), inputs)| Some(StreamForward { tokens, context, inputs: inputs.as_ref()? })),
         keyframes: keyframes.as_ref(),
         perturbation: perturbation.as_ref(),
         isolation: if shape.isolate { &Isolation::All } else { &Isolation::None },
     };
     let velocity = forward(&p, c, &forward_inputs);
-    let results = Av::NAMES.zip(streams).zip(velocity.zip(shape.tokens)).map(|((name, s), (x, n))| {
+    let results = Av::NAMES.zip(c.streams()).zip(velocity.zip(shape.tokens)).map(|((name, s), (x, n))| {
         let axes = [Axis::CfgBatch, s.sequence, Axis::Replicated];
-        p.output(name, &x.to(DType::F32), &axes, &[b, n, s.out_channels])
+        Some(p.output(name, &x?.to(DType::F32), &axes, &[b, n, s.out_channels]))
     });
-    Network::finish(&p, results.into_iter().collect())
+    Network::finish(&p, results.into_iter().flatten().collect())
 }

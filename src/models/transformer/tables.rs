@@ -47,16 +47,21 @@ pub(crate) fn host_inputs(c: &TransformerConfig, tables: [Table; 4]) -> Vec<(Str
 }
 
 /// Declares the tables of self-attention and of cross-modal attention as program inputs, for `batch` entries, or 1 that
-/// all share.
-pub(crate) fn inputs(p: &Params, c: &TransformerConfig, batch: usize, tokens: Av<usize>) -> [Av<Rope>; 2] {
+/// all share; of streams without tokens none.
+pub(crate) fn inputs(
+    p: &Params,
+    c: &TransformerConfig,
+    batch: usize,
+    tokens: Av<Option<usize>>,
+) -> [Av<Option<Rope>>; 2] {
     let [video, audio, cross_video, cross_audio] = heads(c).map(|(name, h, axis)| {
-        let n = if axis == Axis::VideoSequence { tokens.video } else { tokens.audio };
+        let n = (if axis == Axis::VideoSequence { tokens.video } else { tokens.audio })?;
         let ty = Type::new(DType::F32, vec![batch, n, h.count, h.dim / 2]);
         let part = |what: &str| -> Value {
             let each = if batch == 1 { Axis::Replicated } else { Axis::CfgBatch };
             p.input(&format!("{name}.{what}"), ty.clone(), &[each, axis, Axis::Heads, Axis::Replicated])
         };
-        Rope { cos: part("cos"), sin: part("sin") }
+        Some(Rope { cos: part("cos"), sin: part("sin") })
     });
     [Av { video, audio }, Av { video: cross_video, audio: cross_audio }]
 }

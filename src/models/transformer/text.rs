@@ -93,18 +93,24 @@ pub(super) fn keys_values(
     s.text_attention().keys_values(&attn, &modulated, None)
 }
 
-/// The contexts of both streams as results of a program, for [`TextContext::input`] of another: `text.<stream>.k` and
+/// The contexts of the streams that there are as results of a program, for [`TextContext::input`] of another: `text.<stream>.k` and
 /// `.v`, or `text.<stream>` `[b, t, width]` where the noise level modulates the context.
-pub(crate) fn context_outputs(p: &Params, c: &TransformerConfig, text_contexts: Av<&Value>) -> Vec<(Output, Value)> {
+pub(crate) fn context_outputs(
+    p: &Params,
+    c: &TransformerConfig,
+    text_contexts: Av<Option<&Value>>,
+) -> Vec<(Output, Value)> {
     if c.has_prompt_adaln() {
-        let output = |(label, x): (&str, &Value)| p.output(&name_of(label), x, &AXES, x.dims());
-        return Av::NAMES.zip(text_contexts).map(output).into_iter().collect();
+        let output = |(label, x): (&str, Option<&Value>)| x.map(|x| p.output(&name_of(label), x, &AXES, x.dims()));
+        return Av::NAMES.zip(text_contexts).map(output).into_iter().flatten().collect();
     }
     let streams = c.streams().zip(Av::NAMES).zip(text_contexts).map(|((s, label), x)| {
+        let x = x?;
         let kv = KvTensors::new(p, &name_of(label), s.attention.heads, [x.dim(0), x.dim(1)]);
-        (s, x, kv)
+        Some((s, x, kv))
     });
-    let tensors: Vec<LayerTensor> = streams.as_ref().into_iter().flat_map(|(_, _, kv)| kv.tensors.clone()).collect();
+    let present = || streams.as_ref().into_iter().flatten();
+    let tensors: Vec<LayerTensor> = present().flat_map(|(_, _, kv)| kv.tensors.clone()).collect();
     let made = {
         let _scope = p.builder().scope("text_keys_values");
         p.per_layer(
@@ -112,10 +118,7 @@ pub(crate) fn context_outputs(p: &Params, c: &TransformerConfig, text_contexts: 
             c.num_layers,
             |block| c.quantizes(block),
             &tensors,
-            |p| {
-                let both = streams.as_ref().into_iter();
-                both.flat_map(|(s, x, kv)| kv.arrange(&keys_values(p, c, s, x, None))).collect()
-            },
+            |p| present().flat_map(|(s, x, kv)| kv.arrange(&keys_values(p, c, s, x, None))).collect(),
         )
     };
     tensors.iter().zip(&made).flat_map(|(tensor, layers)| p.layer_outputs(tensor, layers)).collect()

@@ -1,0 +1,220 @@
+//! What a given video says of a request: its size, its frames and their rate, where these are written nowhere.
+
+use std::path::Path;
+
+use super::check::{FRAME_STEP, nearest_frames};
+use super::error::{ConfigError, ValueOrigin};
+use super::load::{is_shipped, typed};
+use super::pipeline::Pipeline;
+use super::schema::Config;
+use super::tree::Tree;
+use crate::media::{ClipInfo, probe_clip};
+
+/// Seconds of a clip up to which the models were trained: positions in time are parts of so many.
+const TRAINED_SECONDS: f64 = 20.0;
+
+/// Reads the given video and takes over what it says; `has_seconds` where the command line gives a duration.
+///
+/// # Errors
+/// A video that cannot be read, or that has fewer frames or other rates than what is written.
+pub(super) fn take(merged: &mut Tree, has_seconds: bool) -> Result<(), ConfigError> {
+    let config = typed(merged)?;
+    let of_pipeline = ValueOrigin::Pipeline(config.pipeline.name());
+    // The official pipeline has an empty one.
+    let negative = "request.negative_prompt";
+    if config.pipeline == Pipeline::Retake && !is_written(merged, negative) {
+        merged.set(negative, "".into(), &of_pipeline);
+    }
+    let (Some(path), true) = (config.request.video.clone(), config.pipeline.takes_video()) else { return Ok(()) };
+    let info = probe_clip(Path::new(&path), Path::new("ffmpeg")).map_err(ConfigError::Video)?;
+    let origin = ValueOrigin::Video(path);
+    for (key, value) in [("request.width", info.width), ("request.height", info.height)] {
+        // Only what the network sees of a video that stays as it is has another size.
+        let value = if config.pipeline == Pipeline::VideoToAudio { value.next_multiple_of(32) } else { value };
+        if !is_written(merged, key) {
+            merged.set(key, value.into(), &origin);
+        }
+    }
+    if let Some(rate) = info.frame_rate {
+        take_rate(merged, &config, rate, &origin)?;
+    }
+    let rate = info.frame_rate.unwrap_or(config.request.frame_rate);
+    take_frames(merged, &config, &info, rate, has_seconds, &origin)
+}
+
+/// Whether someone wrote a value: neither the program nor a preset.
+fn is_written(merged: &Tree, key: &str) -> bool {
+    merged.leaf(key).is_some_and(|(_, origin)| *origin != ValueOrigin::Default && !is_shipped(origin))
+}
+
+fn fault(key: &'static str, value: impl ToString, merged: &Tree, why: String) -> ConfigError {
+    ConfigError::Value { key, value: value.to_string(), origin: merged.origin(key), why }
+}
+
+fn take_rate(merged: &mut Tree, config: &Config, rate: f64, origin: &ValueOrigin) -> Result<(), ConfigError> {
+    let (key, written) = ("request.frame_rate", config.request.frame_rate);
+    if !is_written(merged, key) {
+        merged.set(key, rate.into(), origin);
+        return Ok(());
+    }
+    if (written - rate).abs() > 1e-3 {
+        let why = format!(
+            "the video has {rate:.3} frames a second, and frames are not resampled: leave it out, or convert the video first, \
+             e.g. ffmpeg -i IN -vf fps={written} OUT.mp4"
+        );
+        return Err(fault(key, written, merged, why));
+    }
+    Ok(())
+}
+
+/// Frames that are denoised: those of the video, of what is added to it, or as many as are written.
+fn take_frames(
+    merged: &mut Tree,
+    config: &Config,
+    info: &ClipInfo,
+    rate: f64,
+    has_seconds: bool,
+    origin: &ValueOrigin,
+) -> Result<(), ConfigError> {
+    let key = "request.num_frames";
+    let written = config.request.num_frames.count().filter(|_| has_seconds || is_written(merged, key));
+    let of_pipeline = ValueOrigin::Pipeline(config.pipeline.name());
+    match (&config.request.extend, config.pipeline) {
+        (Some(extend), Pipeline::Extend) => {
+            let fail = |why: String| Err(fault("request.extend", format!("{} s", extend.seconds), merged, why));
+            if !(extend.seconds.is_finite() && extend.seconds > 0.0) {
+                return fail("must be above 0; --extend-before goes on before the start".into());
+            }
+            if extend.overlap % FRAME_STEP != 1 {
+                return fail(format!("overlap {} is not one more than a multiple of {FRAME_STEP}", extend.overlap));
+            }
+            if info.frames < extend.overlap {
+                let why = format!(
+                    "the video has {} frames, fewer than request.extend.overlap = {}",
+                    info.frames, extend.overlap
+                );
+                return fail(why);
+            }
+            let added = (nearest_frames(extend.seconds * rate + 1.0) - 1).max(FRAME_STEP);
+            let frames = extend.overlap + added;
+            if let Some(written) = written.filter(|written| *written != frames) {
+                let why = format!("request.extend makes {frames}: leave it out");
+                return Err(fault(key, written, merged, why));
+            }
+            merged.set(key, frames.into(), &of_pipeline);
+        }
+        (_, pipeline) => match written {
+            Some(written) if written > info.frames => {
+                return Err(fault(key, written, merged, format!("the video has {}", info.frames)));
+            }
+            Some(_) => {}
+            // All frames keep their place in the file; the network hears those that make whole latents.
+            None if pipeline == Pipeline::VideoToAudio => {
+                let frames = (info.frames - 1) / FRAME_STEP * FRAME_STEP + 1;
+                merged.set(key, frames.into(), origin);
+            }
+            None => merged.set(key, info.frames.into(), origin),
+        },
+    }
+    Ok(())
+}
+
+/// A warning where a clip is longer than what the models know.
+pub(crate) fn beyond_training(frames: usize, rate: f64) -> Option<String> {
+    let seconds = (frames - 1) as f64 / rate;
+    (seconds > TRAINED_SECONDS).then(|| {
+        let most = (TRAINED_SECONDS * rate) as usize / FRAME_STEP * FRAME_STEP + 1;
+        format!(
+            "{frames} frames at {rate:.3} a second are {seconds:.1} s: beyond {TRAINED_SECONDS} s ({most} frames) the model is \
+             outside of what it was trained on; --chain makes longer videos of clips"
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use ndarray::Array4;
+
+    use super::*;
+    use crate::config::{CliOverrides, NumFrames, load};
+    use crate::media::{Frames, write_png_frames};
+
+    /// A folder of frames, and a configuration that starts from it.
+    fn of(frames: usize, size: (usize, usize), set: &[&str]) -> Result<Config, String> {
+        let folder = tempfile::tempdir().expect("a folder");
+        let frames = Frames::new(Array4::zeros((frames, size.0, size.1, 3))).expect("frames");
+        write_png_frames(folder.path(), &frames).expect("written");
+        let video = format!("request.video={}", folder.path().display());
+        let set = [&[video.as_str()], set].concat().iter().map(|s| (*s).to_string()).collect();
+        load(&CliOverrides { set, ..CliOverrides::default() }).map(|l| l.config).map_err(|e| e.to_string())
+    }
+
+    const RETAKE: [&str; 2] = ["pipeline=retake", "request.retake={start: 0.5, end: 0.7}"];
+
+    #[test]
+    fn a_video_says_its_size_and_frames() {
+        let config = of(25, (64, 96), &RETAKE).expect("legal");
+        assert_eq!((config.request.width, config.request.height), (96, 64));
+        assert_eq!((config.request.num_frames, config.request.frame_rate), (NumFrames::Count(25), 24.0));
+        assert_eq!(config.request.negative_prompt, "");
+        // What is written holds: the first frames, of another size.
+        let set = [&RETAKE[..], &["request.num_frames=17", "request.width=64", "request.negative_prompt=x"]].concat();
+        let config = of(25, (64, 96), &set).expect("legal");
+        assert_eq!((config.request.width, config.request.num_frames), (64, NumFrames::Count(17)));
+        assert_eq!(config.request.negative_prompt, "x");
+        // Sound for all of a video of any size.
+        let config = of(30, (50, 40), &["pipeline=video_to_audio"]).expect("legal");
+        assert_eq!((config.request.width, config.request.height), (64, 64));
+        assert_eq!(config.request.num_frames, NumFrames::Count(25));
+    }
+
+    #[test]
+    fn what_is_added_makes_the_clip() {
+        let extend = |set: &[&str]| of(30, (64, 96), &[&["pipeline=extend"], set].concat());
+        let frames = |set: &[&str]| extend(set).expect("legal").request.num_frames;
+        assert_eq!(frames(&["request.extend={seconds: 2}"]), NumFrames::Count(25 + 48));
+        assert_eq!(frames(&["request.extend={seconds: 0.1, before: true, overlap: 17}"]), NumFrames::Count(17 + 8));
+        for (set, why) in [
+            ("request.extend={seconds: -1}", "must be above 0; --extend-before"),
+            ("request.extend={seconds: 1, overlap: 24}", "overlap 24 is not one more than a multiple of 8"),
+            ("request.extend={seconds: 1, overlap: 33}", "has 30 frames, fewer than request.extend.overlap = 33"),
+        ] {
+            let error = extend(&[set]).expect_err("refused");
+            assert!(error.contains(why), "{error}");
+        }
+        let error = extend(&["request.extend={seconds: 2}", "request.num_frames=25"]).expect_err("refused");
+        assert!(error.contains("request.num_frames = 25 (--set): request.extend makes 73: leave it out"), "{error}");
+    }
+
+    #[test]
+    fn what_cannot_be_is_said_in_a_line() {
+        let span = |span: &str| of(25, (64, 96), &["pipeline=retake", &format!("request.retake={span}")]);
+        for (retake, why) in [
+            ("{start: 2, end: 1}", "2 to 1 s (--set): is empty; end must be after start"),
+            ("{start: 1.5, end: 2}", "lies behind the video, which ends at 1.042 s"),
+            ("{start: 0, video: false, audio: false}", "makes neither video nor sound anew"),
+        ] {
+            let error = span(retake).expect_err("refused");
+            assert!(error.contains(why), "{error}");
+        }
+        assert!(span("{start: 0.5, end: 99}").is_ok(), "a span goes to the end at most");
+        let error = of(30, (64, 96), &RETAKE).expect_err("30 frames");
+        assert!(error.contains("must be one more than a multiple of 8; the nearest are 25 and 33"), "{error}");
+        assert!(error.contains("request.num_frames = 30 (video "), "{error}");
+        let error = of(25, (60, 96), &RETAKE).expect_err("60 rows");
+        assert!(error.contains("request.height = 60 (video ") && error.contains("nearest are 32 and 64"), "{error}");
+        let error = of(25, (64, 96), &[&RETAKE[..], &["request.num_frames=33"]].concat()).expect_err("too many");
+        assert!(error.contains("request.num_frames = 33 (--set): the video has 25"), "{error}");
+        let error = of(25, (64, 96), &[]).expect_err("text to video");
+        assert!(error.contains("only the pipelines retake, extend and video_to_audio take a video"), "{error}");
+        let none = load(&CliOverrides { set: vec!["pipeline=retake".into()], ..CliOverrides::default() });
+        assert!(none.expect_err("no video").to_string().contains("needs a video: --video PATH"));
+    }
+
+    #[test]
+    fn a_long_clip_is_told_of() {
+        assert_eq!(beyond_training(481, 24.0), None);
+        let warning = beyond_training(721, 24.0).expect("30 s");
+        assert!(warning.contains("721 frames") && warning.contains("20 s (481 frames)"), "{warning}");
+    }
+}

@@ -1,0 +1,173 @@
+//! Videos to go on from: a file, by an installed ffmpeg, or a folder of PNG frames.
+//!
+//! Frames are taken as they are stored: in stream order, none dropped or repeated, not turned by the container's rotation.
+
+use std::path::Path;
+
+use ndarray::{Array5, Axis};
+
+use super::audio::Audio;
+use super::decode::{decoded_by, pixmaps};
+use super::error::{Error, Result};
+use super::frames::Frames;
+use super::image_file::covering;
+use super::png::{png_size, read_png_frames};
+use super::rate::FrameRate;
+use super::sound::read_sound;
+
+/// Frames of a video and its sound, where it has one.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Clip {
+    pub frames: Frames,
+    pub sound: Option<Audio>,
+}
+
+impl Clip {
+    /// All of a video file, or of a folder of PNG frames, which has no sound.
+    ///
+    /// # Errors
+    /// As [`probe_clip`]; sound that cannot be read.
+    pub fn read(path: &Path, ffmpeg: &Path) -> Result<Self> {
+        let sound = if path.is_dir() { None } else { read_sound(path, ffmpeg, None)? };
+        Ok(Clip { frames: read_clip(path, ffmpeg)?, sound: sound.filter(|sound| !sound.is_empty()) })
+    }
+}
+
+/// Size and frame rate of a video.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ClipInfo {
+    pub width: usize,
+    pub height: usize,
+    /// Number of frames.
+    pub frames: usize,
+    /// Frames a second; none of a folder of frames, which says nothing of it.
+    pub frame_rate: Option<f64>,
+}
+
+/// What a video file or a folder of PNG frames holds. `ffmpeg` is a path, or a name to be found on PATH.
+///
+/// # Errors
+/// No such file; no ffmpeg; a damaged file, with ffmpeg's words; frames at no constant rate.
+pub fn probe_clip(path: &Path, ffmpeg: &Path) -> Result<ClipInfo> {
+    if path.is_dir() {
+        let (frames, width, height) = png_size(path)?;
+        return Ok(ClipInfo { width, height, frames, frame_rate: None });
+    }
+    std::fs::metadata(path).map_err(Error::io("read", path))?;
+    let text = decoded_by(path, ffmpeg, &BEFORE, &[&FRAMES[..], &["-f", "framecrc"]].concat())?;
+    let text = text.ok_or_else(|| unusable(path, "it has no video stream"))?;
+    listed(path, &String::from_utf8_lossy(&text))
+}
+
+/// Arguments before a file: a damaged packet ends the run.
+const BEFORE: [&str; 2] = ["-xerror", "-noautorotate"];
+/// Arguments behind it: every frame of its first video stream.
+const FRAMES: [&str; 4] = ["-map", "0:v:0", "-fps_mode", "passthrough"];
+
+/// The frames of a video file or of a folder of PNG frames.
+///
+/// # Errors
+/// As [`probe_clip`].
+pub fn read_clip(path: &Path, ffmpeg: &Path) -> Result<Frames> {
+    if path.is_dir() {
+        return read_png_frames(path);
+    }
+    std::fs::metadata(path).map_err(Error::io("read", path))?;
+    let bytes = decoded_by(path, ffmpeg, &BEFORE, &[&FRAMES[..], &["-f", "image2pipe", "-c:v", "ppm"]].concat())?;
+    bytes.and_then(|bytes| pixmaps(&bytes)).ok_or_else(|| unusable(path, "it has no video stream of one frame size"))
+}
+
+fn unusable(path: &Path, reason: &str) -> Error {
+    Error::Clip { path: path.to_path_buf(), reason: reason.into() }
+}
+
+/// ffmpeg's list of frames: `#tb 0: 1/24`, `#dimensions 0: 96x64`, then a line a frame whose third number is its time.
+fn listed(path: &Path, text: &str) -> Result<ClipInfo> {
+    let header = |key: &str| text.lines().find_map(|line| line.strip_prefix(key));
+    let pair = |text: &str, between: char| {
+        let (a, b) = text.split_once(between)?;
+        Some((a.trim().parse::<usize>().ok()?, b.trim().parse::<usize>().ok()?))
+    };
+    let time = |line: &str| line.split(',').nth(2)?.trim().parse::<i64>().ok();
+    let times: Option<Vec<i64>> = text.lines().filter(|line| !line.starts_with('#')).map(time).collect();
+    let parsed = header("#dimensions 0:").and_then(|text| pair(text, 'x'));
+    let base = header("#tb 0:").and_then(|text| pair(text, '/'));
+    let (Some((width, height)), Some((num, den)), Some(times)) = (parsed, base, times) else {
+        return Err(unusable(path, "ffmpeg's list of its frames cannot be read"));
+    };
+    let [first, .., last] = times[..] else {
+        return Err(unusable(path, "it has fewer than two frames; give an image to --image instead"));
+    };
+    let each = (last - first) as f64 / (times.len() - 1) as f64;
+    // Containers round times to their ticks; a frame that is missing moves the ones behind it by a whole frame.
+    let off = |(i, time): (usize, &i64)| ((time - first) as f64 - i as f64 * each).abs() > 0.5 * each;
+    if each <= 0.0 || times.iter().enumerate().any(off) {
+        let why = "its frame rate varies, and frames are not resampled: make it constant first, e.g. \
+                   ffmpeg -i IN -vf fps=24 OUT.mp4";
+        return Err(unusable(path, why));
+    }
+    let rate = FrameRate::from_f64(den as f64 / (num as f64 * each))?;
+    let frame_rate = Some(f64::from(rate.num) / f64::from(rate.den));
+    Ok(ClipInfo { width, height, frames: times.len(), frame_rate })
+}
+
+/// Frames scaled to cover `height` and `width`, what stands over cut off on both sides: `[1, 3, frames, height, width]` in
+/// -1..1, as conditioning images are.
+pub fn covering_clip(frames: &Frames, height: usize, width: usize) -> Array5<f32> {
+    let one = |frame| covering(&frames.part(frame..frame + 1), height, width);
+    let each: Vec<Array5<f32>> = (0..frames.count()).map(one).collect();
+    let views: Vec<_> = each.iter().map(|frame| frame.view()).collect();
+    ndarray::concatenate(Axis(2), &views).expect("frames of one size")
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use ndarray::Array4;
+
+    use super::*;
+    use crate::media::write_png_frames;
+
+    fn list(times: &[i64], base: &str) -> String {
+        let head = format!("#software: x\n#tb 0: {base}\n#media_type 0: video\n#dimensions 0: 96x64\n#sar 0: 1/1\n");
+        let rows = times.iter().map(|t| format!("0, {t:>10}, {t:>10}, 1, 9216, 0x18179d7c\n"));
+        head + &rows.collect::<String>()
+    }
+
+    #[test]
+    fn size_count_and_rate_are_read_from_the_list() {
+        let of = |times: &[i64], base: &str| listed(Path::new("a.mp4"), &list(times, base));
+        let info = of(&[0, 1, 2, 3], "1001/24000").unwrap();
+        assert_eq!((info.width, info.height, info.frames), (96, 64, 4));
+        assert_eq!(info.frame_rate, Some(24000.0 / 1001.0));
+        // Milliseconds of 24 frames a second, and a start that is not 0.
+        assert_eq!(of(&[500, 542, 583, 625, 667, 708, 750], "1/1000").unwrap().frame_rate, Some(24.0));
+        let varies = of(&[0, 1, 3, 4, 6, 7, 9, 10], "1/24").unwrap_err().to_string();
+        assert!(varies.contains("a.mp4: its frame rate varies") && varies.contains("-vf fps=24"), "{varies}");
+        assert!(of(&[0], "1/24").unwrap_err().to_string().contains("fewer than two frames"));
+        assert!(listed(Path::new("a"), "nothing").unwrap_err().to_string().contains("cannot be read"));
+    }
+
+    #[test]
+    fn a_folder_of_frames_is_a_video() {
+        let folder = tempfile::tempdir().unwrap();
+        let frames =
+            Frames::new(Array4::from_shape_fn((3, 4, 6, 3), |(f, y, x, c)| (f * 60 + y + x + c) as u8)).unwrap();
+        write_png_frames(folder.path(), &frames).unwrap();
+        let info = probe_clip(folder.path(), Path::new("/nowhere/ffmpeg")).unwrap();
+        assert_eq!(info, ClipInfo { width: 6, height: 4, frames: 3, frame_rate: None });
+        assert_eq!(read_clip(folder.path(), Path::new("/nowhere/ffmpeg")).unwrap(), frames);
+        let tensor = covering_clip(&frames, 4, 6);
+        assert_eq!(tensor.dim(), (1, 3, 3, 4, 6));
+        assert_eq!(tensor[[0, 2, 2, 3, 5]], f32::from(frames.data()[[2, 3, 5, 2]]) / 127.5 - 1.0);
+        // A landscape for a portrait: what stands over is cut off.
+        assert_eq!(covering_clip(&frames, 8, 4).dim(), (1, 3, 3, 8, 4));
+    }
+
+    #[test]
+    fn without_ffmpeg_the_message_names_a_folder_of_frames() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let error = probe_clip(file.path(), Path::new("/nowhere/ffmpeg")).unwrap_err().to_string();
+        assert!(error.contains("install ffmpeg") && error.contains("PNG"), "{error}");
+    }
+}
