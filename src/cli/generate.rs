@@ -109,7 +109,10 @@ fn options(config: &Config, output: &OutputArgs, group: Option<&Arc<Group>>) -> 
     let mut outputs = match group {
         // Only the first process writes, and only it looks at what is there.
         Some(group) if group.id() > 0 => jobs.iter().map(|_| PathBuf::new()).collect(),
-        _ => output_paths(config.output.path.as_deref().map(Path::new), &jobs, output.force || output.resume)?,
+        _ => {
+            let path = config.output.path.as_deref().map(Path::new);
+            output_paths(path, &jobs, config.pipeline.extension(), output.force || output.resume)?
+        }
     };
     if output.resume {
         let left = |path: &Path| !path.exists() || saved::path_of(path).exists();

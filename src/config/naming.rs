@@ -55,18 +55,27 @@ fn prompt_lines(text: &str) -> Vec<String> {
 /// The files of the videos, in their order.
 ///
 /// One video goes to `path`, by default to `out/ltx2_<seed>.mp4`, numbered when that is taken. Several go to a folder,
-/// as `{index:04}_{seed}.mp4`; by default each is named as one would be.
+/// as `{index:04}_{seed}.mp4`; by default each is named as one would be. Sound alone has the extension `wav`.
 ///
 /// # Errors
+/// Sound alone that is to be written as something else.
 /// A file of `path` exists and `force` is not set, or `path` is a folder where a file is needed, or the other way round.
-pub fn output_paths(path: Option<&Path>, jobs: &[Job], force: bool) -> Result<Vec<PathBuf>, ConfigError> {
-    let Some(path) = path else { return Ok(default_paths(Path::new("out"), jobs)) };
+pub fn output_paths(
+    path: Option<&Path>,
+    jobs: &[Job],
+    extension: &str,
+    force: bool,
+) -> Result<Vec<PathBuf>, ConfigError> {
+    let Some(path) = path else { return Ok(default_paths(Path::new("out"), jobs, extension)) };
     let fail = |why: &str| Err(ConfigError::Flag(format!("{}: {why}", path.display())));
     let paths = match jobs {
         [_] if path.is_dir() => return fail("is a folder; name a file, e.g. with .mp4"),
+        [_] if extension == "wav" && path.extension().is_none_or(|own| !own.eq_ignore_ascii_case("wav")) => {
+            return fail("sound alone is written as WAV; name a file with .wav");
+        }
         [_] => vec![path.to_path_buf()],
         _ if path.is_file() => return fail("is a file; several videos need a folder"),
-        _ => jobs.iter().map(|j| path.join(format!("{:04}_{}.mp4", j.index, j.seed))).collect(),
+        _ => jobs.iter().map(|j| path.join(format!("{:04}_{}.{extension}", j.index, j.seed))).collect(),
     };
     match paths.iter().find(|p| !force && p.exists()) {
         Some(taken) => Err(ConfigError::Flag(format!("{} exists; overwrite it with --force", taken.display()))),
@@ -74,12 +83,12 @@ pub fn output_paths(path: Option<&Path>, jobs: &[Job], force: bool) -> Result<Ve
     }
 }
 
-fn default_paths(folder: &Path, jobs: &[Job]) -> Vec<PathBuf> {
+fn default_paths(folder: &Path, jobs: &[Job], extension: &str) -> Vec<PathBuf> {
     let mut chosen: Vec<PathBuf> = Vec::new();
     for job in jobs {
         let numbered = |n: usize| match n {
-            0 => folder.join(format!("ltx2_{}.mp4", job.seed)),
-            n => folder.join(format!("ltx2_{}_{n}.mp4", job.seed)),
+            0 => folder.join(format!("ltx2_{}.{extension}", job.seed)),
+            n => folder.join(format!("ltx2_{}_{n}.{extension}", job.seed)),
         };
         let free = (0..).map(numbered).find(|p| !p.exists() && !chosen.contains(p));
         chosen.extend(free);
@@ -104,15 +113,15 @@ mod tests {
     fn names_follow_seed_and_number() {
         let folder = tempfile::tempdir().unwrap();
         let out = folder.path();
-        assert_eq!(default_paths(out, &jobs(1)), [out.join("ltx2_10.mp4")]);
+        assert_eq!(default_paths(out, &jobs(1), "mp4"), [out.join("ltx2_10.mp4")]);
         std::fs::write(out.join("ltx2_10.mp4"), "").unwrap();
         std::fs::write(out.join("ltx2_10_1.mp4"), "").unwrap();
-        assert_eq!(default_paths(out, &jobs(1)), [out.join("ltx2_10_2.mp4")]);
+        assert_eq!(default_paths(out, &jobs(1), "mp4"), [out.join("ltx2_10_2.mp4")]);
         let same: Vec<Job> = jobs(2).into_iter().map(|j| Job { seed: 7, ..j }).collect();
-        assert_eq!(default_paths(out, &same), [out.join("ltx2_7.mp4"), out.join("ltx2_7_1.mp4")]);
+        assert_eq!(default_paths(out, &same, "mp4"), [out.join("ltx2_7.mp4"), out.join("ltx2_7_1.mp4")]);
 
         let path = out.join("clips");
-        let several = output_paths(Some(&path), &jobs(2), false).unwrap();
+        let several = output_paths(Some(&path), &jobs(2), "mp4", false).unwrap();
         assert_eq!(several, [path.join("0000_10.mp4"), path.join("0001_11.mp4")]);
         assert_eq!(sidecar_path(&several[0]), path.join("0000_10.json"));
     }
@@ -121,13 +130,15 @@ mod tests {
     fn existing_files_need_force() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("a.mp4");
-        assert_eq!(output_paths(Some(&file), &jobs(1), false).unwrap(), std::slice::from_ref(&file));
+        assert_eq!(output_paths(Some(&file), &jobs(1), "mp4", false).unwrap(), std::slice::from_ref(&file));
         std::fs::write(&file, "").unwrap();
-        let message = |path: &Path, n| output_paths(Some(path), &jobs(n), false).unwrap_err().to_string();
+        let message = |path: &Path, n| output_paths(Some(path), &jobs(n), "mp4", false).unwrap_err().to_string();
         assert_eq!(message(&file, 1), format!("{} exists; overwrite it with --force", file.display()));
         assert!(message(&file, 2).ends_with("is a file; several videos need a folder"));
         assert!(message(folder.path(), 1).ends_with("is a folder; name a file, e.g. with .mp4"));
-        assert!(output_paths(Some(&file), &jobs(1), true).is_ok());
+        assert!(output_paths(Some(&file), &jobs(1), "mp4", true).is_ok());
+        let sound = output_paths(Some(&file), &jobs(1), "wav", true).unwrap_err().to_string();
+        assert!(sound.ends_with("sound alone is written as WAV; name a file with .wav"), "{sound}");
     }
 
     #[test]

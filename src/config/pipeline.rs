@@ -62,6 +62,11 @@ impl Pipeline {
         matches!(self, TwoStage | Distilled | Hq | Keyframes | Dfr)
     }
 
+    /// Extension of the files that it writes.
+    pub fn extension(self) -> &'static str {
+        if self == Pipeline::TextToAudio { "wav" } else { "mp4" }
+    }
+
     /// Whether it starts from a given video.
     pub fn takes_video(self) -> bool {
         matches!(self, Pipeline::Retake | Pipeline::Extend | Pipeline::VideoToAudio)

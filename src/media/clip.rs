@@ -99,8 +99,9 @@ fn listed(path: &Path, text: &str) -> Result<ClipInfo> {
         return Err(unusable(path, "it has fewer than two frames; give an image to --image instead"));
     };
     let each = (last - first) as f64 / (times.len() - 1) as f64;
-    // Containers round times to their ticks; a frame that is missing moves the ones behind it by a whole frame.
-    let off = |(i, time): (usize, &i64)| ((time - first) as f64 - i as f64 * each).abs() > 0.5 * each;
+    // Containers with ticks that are no part of a frame round times to them; others hold each frame's exactly.
+    let rounding = if each < 10.0 { 0.01 } else { 1.0 };
+    let off = |(i, time): (usize, &i64)| ((time - first) as f64 - i as f64 * each).abs() > rounding;
     if each <= 0.0 || times.iter().enumerate().any(off) {
         let why = "its frame rate varies, and frames are not resampled: make it constant first, e.g. \
                    ffmpeg -i IN -vf fps=24 OUT.mp4";

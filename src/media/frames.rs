@@ -52,6 +52,11 @@ impl Frames {
         self.data.view().permuted_axes([0, 3, 1, 2]).mapv(|v| f32::from(v) / 255.0).as_standard_layout().into_owned()
     }
 
+    /// No frames, of a run that makes sound alone.
+    pub fn none() -> Frames {
+        Frames { data: Array4::zeros((0, 0, 0, 3)) }
+    }
+
     /// Some of the frames, at least one.
     pub fn part(&self, frames: std::ops::Range<usize>) -> Frames {
         Frames { data: self.data.slice_axis(Axis(0), ndarray::Slice::from(frames)).to_owned() }
@@ -81,7 +86,7 @@ impl Frames {
     pub fn iter(&self) -> impl Iterator<Item = &[u8]> {
         let size = self.height() * self.width() * 3;
         // The constructors leave the array in standard layout, so the slice is always there.
-        self.data.as_slice().unwrap_or(&[]).chunks_exact(size)
+        self.data.as_slice().unwrap_or(&[]).chunks_exact(size.max(1))
     }
 
     /// SHA-256 of the bytes, frame after frame, in hex.

@@ -120,6 +120,11 @@ impl Run<'_> {
         if let Some(appended) = appended {
             start.video = concatenated(&start.video, &fixed(appended)?)?;
         }
+        let channels = sizes.transformer.streams().map(|stream| stream.in_channels);
+        let absent = start.as_mut().zip(shapes.roles).zip(shapes.tokens.zip(channels)).into_iter();
+        for ((start, _), (n, c)) in absent.filter(|((_, role), _)| *role == StreamRole::Absent) {
+            *start = Array3::zeros((self.batch.size(), n, c));
+        }
         if let (Some(conditions), None) = (&conditions, &before) {
             let kept = start.as_mut().zip(conditions.streams.as_ref()).zip(shapes.roles);
             for ((start, own), _) in kept.into_iter().filter(|(_, role)| *role == StreamRole::Kept) {

@@ -125,6 +125,7 @@ impl Programs {
         let (sound, to_sound) = (self.first.has_sound(), self.first.is_to_sound());
         let (keyframes, rounds) = (self.keyframes, self.rounds.is_some());
         let (diffusion, tiled) = (self.diffusion, self.first.tiling.is_some());
+        let decoded = self.first.decodes_video();
         let runs = move |row: &&ProgramRow| match row.runs {
             Runs::Always => true,
             Runs::TwoPasses => two_passes,
@@ -133,9 +134,9 @@ impl Programs {
             Runs::Images => images,
             Runs::GivenSound => sound,
             Runs::OwnSound => !to_sound,
-            Runs::ByConvolution => !diffusion,
-            Runs::ByDiffusion => diffusion,
-            Runs::ByDiffusionTiles => diffusion && tiled,
+            Runs::ByConvolution => decoded && !diffusion,
+            Runs::ByDiffusion => decoded && diffusion,
+            Runs::ByDiffusionTiles => decoded && diffusion && tiled,
             Runs::Alone => false,
         };
         TABLE.iter().filter(runs).map(|row| row.kind)

@@ -188,11 +188,9 @@ impl Run<'_> {
         self.dump.keep_row("latents.video", &video, 1, 0);
         self.dump.keep_row("latents.audio", &audio, 1, 0);
 
-        let videos = match (request.assembly, &request.clip) {
-            (Assembly::Pictures, Some(clip)) => {
-                (0..self.batch.asked()).map(|_| Decoded::from(clip.frames.clone())).collect()
-            }
-            _ => {
+        let videos = match request.decodes_video() {
+            false => (0..self.batch.asked()).map(|_| Decoded::from(Frames::none())).collect(),
+            true => {
                 let video = self.runner.model.decoded_latents(video)?;
                 self.decode_video(video, shapes, request, decoder_noise)?
             }

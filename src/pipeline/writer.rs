@@ -127,7 +127,7 @@ fn write_files(config: &Config, options: &GenerateOptions, made: &mut Made) -> R
         return Err(keep(error, path, frames, &audio));
     }
     let name = Path::new(path.file_stem().expect("a video is written to a named file"));
-    if let Some(folder) = &config.output.save_frames {
+    if let Some(folder) = config.output.save_frames.as_ref().filter(|_| frames.count() > 0) {
         let folder = if several { Path::new(folder).join(name) } else { PathBuf::from(folder) };
         media::write_png_frames(&folder, frames)?;
     }
@@ -149,7 +149,7 @@ fn write_files(config: &Config, options: &GenerateOptions, made: &mut Made) -> R
     Ok(Finished { path, seed: job.seed, prompt, frames_sha256, samples_sha256 })
 }
 
-/// Writes the MP4. The pictures of a video that only gets other sound are copied where ffmpeg can.
+/// Writes the MP4, or the WAV of sound alone. The pictures of a video that only gets other sound are copied where ffmpeg can.
 fn write_video(
     config: &Config,
     path: &Path,
@@ -159,6 +159,10 @@ fn write_video(
     options: &Mp4Options,
 ) -> Result<()> {
     let (frames, rate) = (&generated.frames, generated.frame_rate);
+    if frames.count() == 0 {
+        media::write_wav(path, audio, WavFormat::Pcm16)?;
+        return Ok(());
+    }
     let kept = config.request.video.as_ref().filter(|_| config.pipeline == Pipeline::VideoToAudio);
     if let Some(source) = kept
         && media::write_pictures_of(path, Path::new(source), frames.count(), rate, audio, options)?

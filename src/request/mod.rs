@@ -233,6 +233,11 @@ impl Request {
         self.conditions.audio.iter().any(|c| matches!(c.content, Content::Sound { .. }))
     }
 
+    /// Whether the video is decoded: not where its pictures are given, or there is none.
+    pub(crate) fn decodes_video(&self) -> bool {
+        self.roles.video != StreamRole::Absent && self.assembly != Assembly::Pictures
+    }
+
     /// Frames of a given video that the video encoder encodes, where there is one.
     pub(crate) fn given_frames(&self) -> Option<usize> {
         self.conditions.video.iter().find_map(|c| match &c.content {
@@ -265,6 +270,7 @@ impl Request {
                 .zip(shapes.denoised())
                 .map(|(all, denoised)| denoised && all.iter().any(|c| c.noise_level() != 1.0)),
             keyframes: sizes.transformer.use_keyframes_abs_pos_embedding
+                && self.roles.video != StreamRole::Absent
                 && (self.first_frame_marker || self.conditions.video.iter().any(|c| c.content == Content::Generated)),
             roles: self.roles,
             cross: self.cross,

@@ -18,6 +18,7 @@ mod fuzz_regression;
 mod fuzz_seeds;
 mod gather;
 mod gemma4;
+mod given_video;
 mod images;
 mod kernels;
 mod keyframes;

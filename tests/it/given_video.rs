@@ -1,0 +1,107 @@
+//! Passes that start from a given video against Lightricks' states, masks, guider and loop
+//! (scripts/oracle/cases_given_video.py): every step, and tokens that are kept bit for bit. Without compiled programs a test takes
+//! half a minute of one core: what is kept is data, so that retake, extend and video-to-audio of 1.0.0 share programs.
+
+use std::sync::Arc;
+
+use ltx2::Config;
+use ltx2::media::{Audio, Clip, Frames, write_png_frames};
+use ltx2::pipeline::model::Model;
+use ltx2::request::Request;
+use ndarray::{Array2, Array4, Axis};
+
+use crate::support::official::{cases_of, dumping_steps};
+use crate::support::thresholds::row;
+use crate::support::{Case, cpu, dumped, generate, needs};
+
+/// The pattern of the generator: frames, and samples at 16 kHz.
+fn clip() -> Clip {
+    let frames = Array4::from_shape_fn((17, 64, 96, 3), |(f, y, x, c)| ((f * 11 + y * 5 + x * 3 + c * 40) % 256) as u8);
+    let sample = |(c, n): (usize, usize)| (((n * 7919 + c * 104_729) % 2001) as f32 - 1000.0) / 4000.0;
+    let sound = Audio::new(Array2::from_shape_fn((2, 11333), sample), 16000).expect("stereo");
+    Clip { frames: Frames::new(frames).expect("frames"), sound: Some(sound) }
+}
+
+fn request(case: &Case, model: &Model, clip: &Arc<Clip>) -> Request {
+    let folder = tempfile::tempdir().expect("a folder");
+    write_png_frames(folder.path(), &clip.frames).expect("written");
+    let keys = case.scalars["common"].as_array().expect("settings").iter();
+    let mut keys: Vec<String> = keys.map(|key| key.as_str().expect("a setting").to_string()).collect();
+    keys.push("runtime.dtype=f32".into());
+    if !case.name.ends_with("text_to_audio") {
+        keys.push(format!("request.video={}", folder.path().display()));
+    }
+    let config = Config::load(case.scalars["preset"].as_str().expect("a preset"), keys);
+    let config = config.unwrap_or_else(|e| panic!("{}: {e}", case.name));
+    let job = config.jobs().expect("a job").remove(0);
+    let request = model.request(&config, &job).unwrap_or_else(|e| panic!("{}: {e}", case.name));
+    Request { clip: Some(clip.clone()), ..request }
+}
+
+fn agrees(model: &str) {
+    let (all, mut runner) = cases_of(&cpu(8), "given_video", model);
+    assert_eq!(all.len(), 6);
+    let clip = Arc::new(clip());
+    let mut largest = (0.0, String::new());
+    for case in &all {
+        let (request, limit) = (request(case, &runner.model, &clip), row(&case.name).f32());
+        let made = generate(&mut runner, &request, &dumping_steps());
+        for name in case.outputs.keys().filter(|name| name.starts_with("step_")) {
+            let distance = case.distance(name, dumped(&made, name));
+            eprintln!("{} {name}: {distance:.1e}", case.name);
+            assert!(distance <= limit, "{} {name}: {distance:e}", case.name);
+            if distance > largest.0 {
+                largest = (distance, format!("{} {name}", case.name));
+            }
+        }
+        for stream in ["video", "audio"] {
+            let Some(mask) = case.outputs.get(&format!("mask.{stream}")) else { continue };
+            // Latents `[1, c, …]`, a column a token.
+            let step = |n: usize| {
+                let latents = dumped(&made, &format!("step_{n}.latents.{stream}")).to_f32();
+                let mut latents = latents.index_axis_move(Axis(0), 0);
+                if stream == "audio" {
+                    latents.swap_axes(0, 1);
+                    return latents.as_standard_layout().into_owned();
+                }
+                let rest = latents.len() / latents.shape()[0];
+                let flat = latents.to_shape([latents.shape()[0], rest]).expect("flat").reversed_axes();
+                flat.as_standard_layout().into_owned().into_dyn()
+            };
+            let (first, last) = (step(0), step(3));
+            for (n, mask) in mask.to_f32().iter().enumerate() {
+                let stays = first.index_axis(Axis(0), n) == last.index_axis(Axis(0), n);
+                assert_eq!(stays, *mask == 0.0, "{} {stream}: token {n}", case.name);
+            }
+        }
+    }
+    eprintln!("given_video {model}: at most {:.1e}, {}", largest.0, largest.1);
+}
+
+#[needs(cpu)]
+fn of_2_0() {
+    agrees("tiny_a");
+}
+
+#[needs(cpu)]
+fn of_2_3() {
+    agrees("tiny_2_3");
+}
+
+/// What is written of a video that is gone on with, and of one that gets other sound.
+#[needs(cpu)]
+fn what_is_given_stays_in_the_file() {
+    let (all, mut runner) = cases_of(&cpu(8), "given_video", "tiny_a");
+    let clip = Arc::new(clip());
+    let of = |name: &str| all.iter().find(|case| case.name.ends_with(name)).expect("a case");
+    let request = |name: &str| request(of(name), &runner.model, &clip);
+    let (extend, sound) = (request("_extend"), request("_video_to_audio"));
+    let made = generate(&mut runner, &extend, &Default::default());
+    assert_eq!((extend.num_frames, made.frames.count()), (17, 17 + 8));
+    assert_eq!(made.frames.part(0..17), clip.frames);
+    let seconds = made.audio.ncols() as f64 / made.sample_rate as f64;
+    assert!((seconds - 25.0 / 24.0).abs() < 1e-3, "{seconds}");
+    let made = generate(&mut runner, &sound, &Default::default());
+    assert_eq!(made.frames, clip.frames);
+    assert!(made.audio.iter().any(|sample| *sample != 0.0));
+}
