@@ -56,7 +56,7 @@ fn videos_and_spans_that_cannot_be() {
     source(&path("odd.mp4"), (20, 64, 96), 24.0);
     source(&path("size.mp4"), (17, 60, 96), 24.0);
     let whole = fs::read(path("good.mp4")).expect("bytes");
-    fs::write(path("cut.mp4"), &whole[..whole.len() / 2]).expect("written");
+    fs::write(path("cut.mp4"), &whole[..300]).expect("written");
     let drops = ["-vf", "select='not(eq(mod(n,5),2))'", "-fps_mode", "vfr"];
     let mut ffmpeg = Command::new(FFMPEG);
     ffmpeg.args(["-loglevel", "error", "-i", &text("good.mp4")]).args(drops).arg(path("varies.mp4"));
