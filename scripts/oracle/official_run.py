@@ -216,7 +216,8 @@ class HostNoise:
 
 class AncestralLoop:
     """The loop of Lightricks' since 1.2.0 that draws noise in its steps: a generator of its own, in the latents' type, the video's
-    before the sound's; known tokens are set before the step and behind it. The step is diffusers' scheduler's."""
+    before the sound's; known tokens are set before the step, and behind it where noise disturbed them. The step is diffusers'
+    scheduler's."""
 
     def __init__(self, seed, eta, dtype):
         self.source, self.dtype = torch.Generator("cpu").manual_seed(seed + 10_000), dtype
@@ -235,7 +236,8 @@ class AncestralLoop:
         with patch("diffusers.schedulers.scheduling_ltx_euler_ancestral_rf.randn_tensor", self._draw):
             velocity = (latent - clean) / sigmas[index]
             latent = self.scheduler.step(velocity, self.scheduler.timesteps[index], latent, return_dict=False)[0]
-        return replace(state, latent=known(latent).to(self.dtype))
+        disturbed = self.scheduler.config.eta > 0 and sigmas[index + 1] > 0
+        return replace(state, latent=(known(latent) if disturbed else latent).to(self.dtype))
 
     def __call__(self, sigmas, video_state, audio_state, stepper, denoise_fn):
         for index in range(len(sigmas) - 1):

@@ -126,7 +126,7 @@ pub(crate) fn beyond_training(frames: usize, rate: f64) -> Option<String> {
         let most = (TRAINED_SECONDS * rate) as usize / FRAME_STEP * FRAME_STEP + 1;
         format!(
             "{frames} frames at {rate:.3} a second are {seconds:.1} s: beyond {TRAINED_SECONDS} s ({most} frames) the model is \
-             outside of what it was trained on; --chain makes longer videos of clips"
+             outside of what it was trained on; a shorter part of the video stays within"
         )
     })
 }

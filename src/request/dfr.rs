@@ -115,6 +115,7 @@ impl Dfr {
             noise_seed: None,
             seed_offset: ROUND_SEEDS * round.number as u64 + at as u64,
             draws: self.draws,
+            blends_every_step: self.form == DfrForm::Diffusers,
         };
         Request {
             num_frames: tile.num_frames(),

@@ -53,7 +53,8 @@ impl SamplerOptions {
     /// Takes the settings of ancestral noise.
     fn ancestral(&mut self) -> EulerAncestral {
         let (eta, noise_seed) = (self.eta.take().unwrap_or(1.0), self.noise_seed.take());
-        EulerAncestral { eta, noise_seed, seed_offset: SEED_OFFSET, draws: self.draws }
+        let blends_every_step = self.draws == StepDraws::Continued;
+        EulerAncestral { eta, noise_seed, seed_offset: SEED_OFFSET, draws: self.draws, blends_every_step }
     }
 }
 

@@ -77,7 +77,13 @@ mod tests {
             (1.0, 1.0, 0.8, 0.29),
             (1.0, 0.8, 0.0, 0.25),
         ] {
-            let noise = EulerAncestral { eta, noise_seed: None, seed_offset: SEED_OFFSET, draws: StepDraws::Own };
+            let noise = EulerAncestral {
+                eta,
+                noise_seed: None,
+                seed_offset: SEED_OFFSET,
+                draws: StepDraws::Own,
+                blends_every_step: false,
+            };
             let [x, clean, negative, noise, _] = CfgPlusPlus(noise).coefficients(sigma, next);
             let got = x + 0.25 * clean + 0.1 * negative + 0.3 * noise;
             assert!((got - want).abs() < 1e-6, "eta {eta}, {sigma} to {next}: {got}, want {want}");

@@ -2,7 +2,7 @@
 
 use ndarray::Array3;
 
-use crate::hlo::Value;
+use crate::hlo::{Comparison, Value};
 use crate::sampling::noise::TorchRng;
 use crate::sampling::sampler::{Evaluation, Sampler, Schedule, StepNoise, StreamState};
 
@@ -32,6 +32,8 @@ pub struct EulerAncestral {
     pub seed_offset: u64,
     /// Generator and type of the noise.
     pub draws: StepDraws,
+    /// Blends known tokens in behind every step, as diffusers does; Lightricks' loop only where noise disturbed them.
+    pub blends_every_step: bool,
 }
 
 impl EulerAncestral {
@@ -81,7 +83,16 @@ impl Sampler for EulerAncestral {
     fn step(&self, at: &Evaluation, stream: &StreamState) -> Vec<Value> {
         let row = at.row();
         let next = stream.latents * row.at(0, 0) + stream.clean * row.at(0, 1) + stream.noise(at) * row.at(0, 2);
-        vec![stream.conditioned(&next).unwrap_or(next)]
+        let Some(conditioned) = stream.conditioned(&next) else { return vec![next] };
+        if self.blends_every_step {
+            return vec![conditioned];
+        }
+        if self.eta == 0.0 {
+            return vec![next];
+        }
+        // In the last step, of which the latents are no part, the prediction is all there is.
+        let last = row.at(0, 0).compare(Comparison::Eq, &row.at(0, 0).like(0.0));
+        vec![last.select(&next, &conditioned)]
     }
 }
 
@@ -94,7 +105,7 @@ mod tests {
     use crate::av::Av;
 
     fn sampler(eta: f64, draws: StepDraws) -> EulerAncestral {
-        EulerAncestral { eta, noise_seed: None, seed_offset: SEED_OFFSET, draws }
+        EulerAncestral { eta, noise_seed: None, seed_offset: SEED_OFFSET, draws, blends_every_step: false }
     }
 
     /// `tests/fixtures/samplers/euler_ancestral.tsv`: levels, eta, and the factors that Lightricks' own step has.
