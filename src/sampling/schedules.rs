@@ -27,7 +27,7 @@ const BETA: f64 = 0.6;
 const SHIFT: f64 = 2.37;
 const LEVELS: usize = 10_000;
 
-/// `steps` noise levels and a closing zero: equal steps over the first half, together [`THRESHOLD`], then quadratic ones that
+/// `steps` noise levels and a closing zero: equal steps over the first half, together 0.025, then quadratic ones that
 /// begin as steep.
 ///
 /// # Errors
@@ -51,7 +51,7 @@ pub fn linear_quadratic(steps: usize) -> Result<Vec<f32>, SamplingError> {
 }
 
 /// Noise levels at quantiles of a beta distribution, and a closing zero: `steps` levels, fewer where two quantiles are the
-/// same of the [`LEVELS`].
+/// same of 10000 levels.
 ///
 /// # Errors
 /// [`SamplingError::Steps`].
