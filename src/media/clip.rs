@@ -73,7 +73,12 @@ pub fn read_clip(path: &Path, ffmpeg: &Path) -> Result<Frames> {
         return read_png_frames(path);
     }
     std::fs::metadata(path).map_err(Error::io("read", path))?;
-    let bytes = decoded_by(path, ffmpeg, &BEFORE, &[&FRAMES[..], &["-f", "image2pipe", "-c:v", "ppm"]].concat())?;
+    let bytes = decoded_by(
+        path,
+        ffmpeg,
+        &BEFORE,
+        &[&FRAMES[..], &["-f", "image2pipe", "-c:v", "ppm", "-pix_fmt", "rgb24"]].concat(),
+    )?;
     bytes.and_then(|bytes| pixmaps(&bytes)).ok_or_else(|| unusable(path, "it has no video stream of one frame size"))
 }
 

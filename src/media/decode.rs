@@ -19,7 +19,8 @@ use super::wav::parse_wav;
 pub fn read_video(path: &Path, ffmpeg: &Path) -> Result<(Option<Frames>, Option<Audio>)> {
     std::fs::metadata(path).map_err(Error::io("read", path))?;
     // Each pixmap states its own size, and no scaler changes their number.
-    let as_ppm = ["-an", "-fps_mode", "passthrough", "-f", "image2pipe", "-c:v", "ppm"];
+    // Without the format, ffmpeg writes two bytes a value of a video that has 10 bits.
+    let as_ppm = ["-an", "-fps_mode", "passthrough", "-f", "image2pipe", "-c:v", "ppm", "-pix_fmt", "rgb24"];
     let frames = decoded(path, ffmpeg, &as_ppm)?.map(|bytes| pixmaps(&bytes).ok_or_else(|| broken(path, "frames")));
     let sound = decoded(path, ffmpeg, &["-vn", "-f", "wav", "-c:a", "pcm_f32le"])?;
     let sound = sound.map(|bytes| parse_wav(&bytes).map_err(|_| broken(path, "samples")));
