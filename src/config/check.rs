@@ -109,6 +109,15 @@ fn check_source(config: &Config) -> Result<(), Fault> {
         }
         _ => {}
     }
+    if pipeline.takes_video() && !r.audio_latents.is_empty() {
+        let why = "the pipeline has the sound of its video; leave it out".into();
+        return fail("request.audio_latents", format!("{} spans", r.audio_latents.len()), why);
+    }
+    let slots = config.conditioning.generated_keyframes;
+    if slots > 0 && (pipeline.takes_video() || pipeline == Pipeline::TextToAudio) {
+        let why = format!("the pipeline {} generates none; leave it out", name());
+        return fail("conditioning.generated_keyframes", slots.to_string(), why);
+    }
     let seconds = r.num_frames.count().unwrap_or(1) as f64 / r.frame_rate;
     match (&r.retake, pipeline) {
         (None, Pipeline::Retake) => {

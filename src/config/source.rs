@@ -78,6 +78,9 @@ fn take_frames(
 ) -> Result<(), ConfigError> {
     let key = "request.num_frames";
     let written = config.request.num_frames.count().filter(|_| has_seconds || is_written(merged, key));
+    if config.request.num_frames.count().is_none() && is_written(merged, key) {
+        return Err(fault(key, "auto", merged, format!("the video has {} frames: leave it out", info.frames)));
+    }
     let of_pipeline = ValueOrigin::Pipeline(config.pipeline.name());
     match (&config.request.extend, config.pipeline) {
         (Some(extend), Pipeline::Extend) => {

@@ -108,10 +108,10 @@ pub(crate) fn bench(
         let why = "bench: the pipeline dfr has keyframes in every pass; `generate --perf-json` times its phases";
         return Err(PipelineError::Usage(why.into()));
     }
-    if request.denoised_conditions().next().is_some() {
+    if request.denoised_conditions().next().is_some() || request.given_frames().is_some() {
         return Err(PipelineError::Usage(
-            "bench supports requests without conditions only; leave out request.images, request.audio_latents, \
-             conditioning.generated_keyframes and, by official_1_0, request.audio"
+            "bench supports requests without conditions only; leave out request.images, request.video, \
+             request.audio_latents, conditioning.generated_keyframes and, by official_1_0, request.audio"
                 .into(),
         ));
     }

@@ -4,14 +4,14 @@ use ndarray::{Array1, ArrayD, IxDyn};
 
 use super::{Request, RequestError};
 use crate::av::Av;
-use crate::config::Config;
+use crate::config::{Config, Pipeline, Reference};
 use crate::sampling::denoise::StreamRole;
 use crate::sampling::guidance::{Branch, Scales};
 use crate::sampling::guiders::Guider;
 use crate::sampling::{BranchSet, GuidancePlan, GuidanceSteps, MAX_STEPS, SigmaGuidance};
 
 /// Guidance scales of video and audio, where they do not depend on the noise level; none of a stream that is given.
-pub(crate) fn scales(config: &Config) -> Av<Scales> {
+pub(super) fn scales(config: &Config) -> Av<Scales> {
     let scales = config.scales().map(|s| Scales {
         cfg: s.cfg as f32,
         stg: s.stg as f32,
@@ -25,7 +25,7 @@ pub(crate) fn scales(config: &Config) -> Av<Scales> {
 }
 
 /// Guidance of video and audio that changes from step to step; none of a stream that is given.
-pub(crate) fn guidance_steps(config: &Config) -> Av<GuidanceSteps> {
+fn guidance_steps(config: &Config) -> Av<GuidanceSteps> {
     let (video, audio) = (&config.guidance.video, &config.guidance.audio);
     let both = Av { video: (video, audio), audio: (audio, video) };
     let given = Av { video: false, audio: config.request.audio.is_some() };
@@ -49,11 +49,49 @@ pub(crate) fn guidance_steps(config: &Config) -> Av<GuidanceSteps> {
     })
 }
 
+/// Roles of video and audio.
+pub(super) fn roles(config: &Config) -> Av<StreamRole> {
+    let given = match config.conditioning.given_stream {
+        // Its tokens are conditions that have no noise, in a stream that has the step's.
+        Reference::Official1 => StreamRole::Denoised,
+        Reference::Official | Reference::Diffusers => StreamRole::Kept,
+    };
+    let audio = if config.request.audio.is_some() { given } else { StreamRole::Denoised };
+    match (config.pipeline, &config.request.retake) {
+        (Pipeline::VideoToAudio, _) => Av { video: given, audio },
+        (Pipeline::TextToAudio, _) => Av { video: StreamRole::Absent, audio },
+        (Pipeline::Retake, Some(span)) => {
+            Av { video: span.video, audio: span.audio }.map(|anew| if anew { StreamRole::Denoised } else { given })
+        }
+        _ => Av { video: StreamRole::Denoised, audio },
+    }
+}
+
+/// Guidance of video and audio of such roles: scales, and what changes from step to step.
+pub(super) fn guidance(config: &Config, roles: Av<StreamRole>) -> (Av<Scales>, Av<GuidanceSteps>) {
+    let alone = roles.into_iter().any(|role| role == StreamRole::Absent);
+    let both =
+        scales(config).zip(guidance_steps(config)).zip(roles).map(|((mut scales, mut steps), role)| match role {
+            StreamRole::Denoised => {
+                if alone {
+                    // Without the other stream there is no pass without it.
+                    let own = std::iter::once(&mut scales).chain(steps.by_sigma.iter_mut().map(|own| &mut own.scales));
+                    own.for_each(|own| own.modality = Scales::NEUTRAL.modality);
+                }
+                (scales, steps)
+            }
+            // Guidance of what does not change changes nothing.
+            StreamRole::Kept | StreamRole::Absent => (Scales::NEUTRAL, GuidanceSteps::default()),
+        });
+    (Av { video: both.video.0, audio: both.audio.0 }, Av { video: both.video.1, audio: both.audio.1 })
+}
+
 /// The branches that any step of a configuration's first pass runs.
 pub(crate) fn branches(config: &Config) -> Vec<Branch> {
-    let steps = guidance_steps(config);
+    let roles = roles(config);
+    let (scales, steps) = guidance(config, roles);
     let reads_negative = config.samplers().is_ok_and(|(first, _)| first.reads_negative());
-    let (scales, guider, denoised) = (scales(config), config.guidance.kind, Av::both(true));
+    let (guider, denoised) = (config.guidance.kind, roles.map(|role| role == StreamRole::Denoised));
     GuidancePlan { scales, steps: steps.as_ref(), guider, denoised, reads_negative }.branches()
 }
 
@@ -133,13 +171,8 @@ pub(super) fn guider(config: &Config) -> Result<Guider, RequestError> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::config;
     use super::*;
-    use crate::config::{CliOverrides, load};
-
-    fn config(set: &[&str]) -> Config {
-        let set = set.iter().map(|s| (*s).to_string()).collect();
-        load(&CliOverrides { set, ..CliOverrides::default() }).expect("a configuration").config
-    }
 
     #[test]
     fn what_a_noise_level_leaves_out_is_the_stream_s_and_what_a_stream_leaves_out_the_other_s() {
@@ -150,6 +183,10 @@ mod tests {
         let found = |own: &GuidanceSteps| -> Vec<_> { own.by_sigma.iter().map(|s| (s.scales.cfg, s.skip)).collect() };
         assert_eq!([found(&steps.video), found(&steps.audio)], [[(5.0, 1), (1.0, 2)]; 2]);
         assert_eq!(branches(&config), [Branch::Conditional, Branch::Negative]);
+        // Sound alone is not guided by a pass without video.
+        let alone =
+            ["pipeline=text_to_audio", "guidance.audio.modality=3", "guidance.audio.cfg=1", "guidance.video.cfg=4"];
+        assert_eq!(branches(&self::config(&alone)), [Branch::Conditional]);
         assert_eq!(branches(&self::config(&["guidance.video.cfg=1", "guidance.audio.cfg=1"])), [Branch::Conditional]);
         let apg = ["guidance.kind=apg", "guidance.eta=0.5"];
         let found = guider(&self::config(&apg)).expect("a guider");

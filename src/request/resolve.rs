@@ -1,6 +1,6 @@
 //! From a configuration to a request.
 
-use super::guidance::{all_scales, guidance_steps, guider, scales};
+use super::guidance::{all_scales, guidance, guider, roles};
 use super::{
     Assembly, Canvas, Dfr, DfrForm, ModelSizes, NoiseOrder, Noising, RefinePass, Request, RequestError, Shapes, Tiling,
     conditions,
@@ -9,29 +9,10 @@ use crate::av::Av;
 use crate::config::{self, Config, Dtype, Job, Pipeline, Reference};
 use crate::hlo::DType;
 use crate::models::transformer::{CrossTimestep, TransformerConfig};
-use crate::sampling::denoise::StreamRole;
 use crate::sampling::guidance::{RescaleScope, Scales};
 use crate::sampling::schedules::{self, ScheduleKind};
 use crate::sampling::sigmas::{self, FlowMatch};
-use crate::sampling::{AnySampler, GuidanceSteps, SamplingError, StepDraws};
-
-/// Roles of video and audio.
-fn roles(config: &Config) -> Av<StreamRole> {
-    let given = match config.conditioning.given_stream {
-        // Its tokens are conditions that have no noise, in a stream that has the step's.
-        Reference::Official1 => StreamRole::Denoised,
-        Reference::Official | Reference::Diffusers => StreamRole::Kept,
-    };
-    let audio = if config.request.audio.is_some() { given } else { StreamRole::Denoised };
-    match (config.pipeline, &config.request.retake) {
-        (Pipeline::VideoToAudio, _) => Av { video: given, audio },
-        (Pipeline::TextToAudio, _) => Av { video: StreamRole::Absent, audio },
-        (Pipeline::Retake, Some(span)) => {
-            Av { video: span.video, audio: span.audio }.map(|anew| if anew { StreamRole::Denoised } else { given })
-        }
-        _ => Av { video: StreamRole::Denoised, audio },
-    }
-}
+use crate::sampling::{AnySampler, SamplingError, StepDraws};
 
 /// Noise levels of a configuration, from the first step's to the final 0, for the shapes of its first pass.
 ///
@@ -100,24 +81,6 @@ fn check_model(config: &Config, sizes: &ModelSizes, num_frames: usize) -> Result
     Ok(())
 }
 
-/// Guidance of streams of such roles.
-fn of_roles(scales: Av<Scales>, steps: Av<GuidanceSteps>, roles: Av<StreamRole>) -> (Av<Scales>, Av<GuidanceSteps>) {
-    let alone = roles.into_iter().any(|role| role == StreamRole::Absent);
-    let both = scales.zip(steps).zip(roles).map(|((mut scales, mut steps), role)| match role {
-        StreamRole::Denoised => {
-            if alone {
-                // Without the other stream there is no pass without it.
-                let own = std::iter::once(&mut scales).chain(steps.by_sigma.iter_mut().map(|own| &mut own.scales));
-                own.for_each(|own| own.modality = Scales::NEUTRAL.modality);
-            }
-            (scales, steps)
-        }
-        // Guidance of what does not change changes nothing.
-        StreamRole::Kept | StreamRole::Absent => (Scales::NEUTRAL, GuidanceSteps::default()),
-    });
-    (Av { video: both.video.0, audio: both.audio.0 }, Av { video: both.video.1, audio: both.audio.1 })
-}
-
 /// A job as the model takes it, still without noise levels: no program depends on them.
 ///
 /// # Errors
@@ -130,7 +93,7 @@ pub(crate) fn of_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<R
     })?;
     check_model(config, sizes, num_frames)?;
     let roles = roles(config);
-    let (scales, guidance_steps) = of_roles(scales(config), guidance_steps(config), roles);
+    let (scales, guidance_steps) = guidance(config, roles);
     let dfr = dfr(config, num_frames, sizes.video_grid.temporal_compression)?;
     Ok(Request {
         prompt: job.prompt.clone(),
@@ -289,14 +252,10 @@ fn refine(config: &Config) -> Result<Option<RefinePass>, RequestError> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::guidance::scales;
+    use super::super::tests::config;
     use super::*;
-    use crate::config::{CliOverrides, load};
     use crate::sampling::latents::{AudioShape, VideoShape};
-
-    fn config(set: &[&str]) -> Config {
-        let set = set.iter().map(|s| (*s).to_string()).collect();
-        load(&CliOverrides { set, ..CliOverrides::default() }).expect("a configuration").config
-    }
 
     #[test]
     fn noise_levels_follow_the_reference_and_the_pipeline() {

@@ -3,13 +3,19 @@
 use serde_json::json;
 
 use super::*;
-use crate::config::{Config, Job};
+use crate::config::{CliOverrides, Config, Job, load};
 use crate::models::connectors::ConnectorsConfig;
 use crate::models::testing::{changed, published};
 use crate::models::transformer::TransformerConfig;
 use crate::models::{audio_vae, video_vae};
 use crate::nn::Build;
 use crate::sampling::denoise::denoise;
+
+/// A configuration with some keys set.
+pub(super) fn config(set: &[&str]) -> Config {
+    let set = set.iter().map(|s| (*s).to_string()).collect();
+    load(&CliOverrides { set, ..CliOverrides::default() }).expect("a configuration").config
+}
 
 /// Sizes of a small model of LTX-2.3, with some keys of the transformer's configuration replaced.
 fn sizes(transformer: &serde_json::Value) -> ModelSizes {

@@ -74,6 +74,17 @@ fn videos_and_spans_that_cannot_be() {
         ("good.mp4", &["--pipeline", "text_to_video"], "only the pipelines retake, extend and video_to_audio"),
         ("good.mp4", &["--extend", "0"], "must be above 0"),
         ("good.mp4", &["--extend", "1"], "has 17 frames, fewer than request.extend.overlap = 25"),
+        ("good.mp4", &["--retake", "0", "1", "--num-frames", "auto"], "the video has 17 frames: leave it out"),
+        (
+            "good.mp4",
+            &["--retake", "0", "1", "--set", "conditioning.generated_keyframes=1"],
+            "the pipeline retake generates none",
+        ),
+        (
+            "good.mp4",
+            &["--retake", "0", "1", "--set", "request.audio_latents=[{path: a.safetensors}]"],
+            "the pipeline has the sound of its video",
+        ),
         ("odd.mp4", &["--retake", "0", "1"], "must be one more than a multiple of 8; the nearest are 17 and 25"),
         ("size.mp4", &["--retake", "0", "1"], "request.height = 60 (video "),
         ("varies.mp4", &["--retake", "0", "1"], "its frame rate varies"),
