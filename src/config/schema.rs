@@ -128,7 +128,8 @@ pub struct Lora {
     /// Factor of the update.
     #[serde(default = "one")]
     pub strength: f64,
-    /// The stages it holds for; rounds of the pipeline `dfr` have those of the first.
+    /// The stages it holds for, in `ic_lora` the first unless they are written; rounds of the pipeline `dfr` have those of the
+    /// first.
     #[serde(default = "both_stages")]
     pub stages: Vec<u8>,
 }
@@ -369,6 +370,13 @@ impl Image {
     }
 }
 
+impl Conditioning {
+    /// Pixels, and frames, of the video that one of a reference video stands for.
+    pub(crate) fn reference_scales(&self) -> [usize; 2] {
+        [self.reference_downscale_factor, self.reference_temporal_scale_factor].map(|factor| factor.unwrap_or(1))
+    }
+}
+
 impl Sampler {
     /// The settings that only some samplers take, of latents of a type.
     pub fn options(&self, dtype: Dtype) -> SamplerOptions {
@@ -527,6 +535,15 @@ with_defaults! {
         pub first_frame_marker: Reference = Reference::Official,
         /// Frames at equal distances that the first stage of `distilled` generates beside the video, to guide it (LTX-2.5).
         pub generated_keyframes: usize = 0,
+        /// Pixels of the video that one of a reference video stands for, along each side; null for what the LoRAs' files say, 1
+        /// where they say nothing.
+        #[schemars(range(min = 1))]
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub reference_downscale_factor: Option<usize> = None,
+        /// Frames of the video that one of a reference video stands for; null as above.
+        #[schemars(range(min = 1))]
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub reference_temporal_scale_factor: Option<usize> = None,
         /// Quality of the H.264 round trip of conditioning images that say none of their own, 0 for none.
         #[schemars(range(min = 0, max = 51))]
         pub crf: u8 = 33,

@@ -79,10 +79,11 @@ pub fn attention(kernel: Kernel, q: &Value, k: &Value, v: &Value, bias: Option<&
         _ => {}
     }
     let v = &values_as_read(v);
-    match chunk(q, k, bias) {
+    match chunk(q, k) {
         None => plain::attention(q, k, v, bias, scale),
         Some(size) => {
-            plain::chunked(q, size, &[q.ty().clone()], |part| vec![plain::attention(part, k, v, bias, scale)]).remove(0)
+            let attend = |q: &Value, bias: Option<&Value>| vec![plain::attention(q, k, v, bias, scale)];
+            plain::chunked(q, bias, size, &[q.ty().clone()], attend).remove(0)
         }
     }
 }
@@ -118,13 +119,14 @@ impl Partial {
             _ => {}
         }
         let v = &values_as_read(v);
-        let Some(size) = chunk(q, k, bias) else {
+        let Some(size) = chunk(q, k) else {
             return Partial::from_values(&plain::partial(q, k, v, bias, scale));
         };
         let wide = Type::new(DType::F32, q.dims());
         let narrow = Type::new(DType::F32, [&q.dims()[..3], &[1]].concat());
         let types = [wide, narrow.clone(), narrow];
-        Partial::from_values(&plain::chunked(q, size, &types, |part| plain::partial(part, k, v, bias, scale).to_vec()))
+        let attend = |q: &Value, bias: Option<&Value>| plain::partial(q, k, v, bias, scale).to_vec();
+        Partial::from_values(&plain::chunked(q, bias, size, &types, attend))
     }
 
     /// From values that are divided already, and the logarithm of the sum of the exponentials of each query's scores
@@ -170,11 +172,9 @@ fn values_as_read(v: &Value) -> Value {
 }
 
 /// Queries that are taken at a time, if not all.
-fn chunk(q: &Value, k: &Value, bias: Option<&Value>) -> Option<usize> {
+fn chunk(q: &Value, k: &Value) -> Option<usize> {
     let row = q.dim(0) * q.dim(2) * k.dim(1);
-    let fits = row * q.dim(1) <= LARGEST_SCORES;
-    // A bias with a row for each query would have to be sliced along; no long sequence carries one.
-    if fits || bias.is_some_and(|b| b.dim(-2) != 1) {
+    if row * q.dim(1) <= LARGEST_SCORES {
         return None;
     }
     // Chunks of equal size: the padding of the last is computed for nothing.

@@ -35,14 +35,21 @@ pub(super) fn partial(q: &Value, k: &Value, v: &Value, bias: Option<&Value>, sca
     [weighted(&weights, v, q, DType::F32), column(&largest), column(&weights.sum_keep(&[-1]))]
 }
 
-/// `chunk` queries at a time: each query's row is computed exactly as in one piece. `results` are the types for all
-/// queries.
-pub(super) fn chunked(q: &Value, chunk: usize, results: &[Type], f: impl Fn(&Value) -> Vec<Value>) -> Vec<Value> {
+/// `chunk` queries at a time, with their rows of a bias that has such: each query's row is computed exactly as in one piece.
+/// `results` are the types for all queries.
+pub(super) fn chunked(
+    q: &Value,
+    bias: Option<&Value>,
+    chunk: usize,
+    results: &[Type],
+    f: impl Fn(&Value, Option<&Value>) -> Vec<Value>,
+) -> Vec<Value> {
     let b = q.builder();
     let n = q.dim(1);
     let chunks = n.div_ceil(chunk);
     let length = chunks * chunk;
     let padded = q.pad(1, 0, length - n, 0.0);
+    let rows = bias.filter(|bias| bias.dim(2) != 1).map(|bias| bias.pad(2, 0, length - n, 0.0));
     let empty: Vec<Value> = results
         .iter()
         .map(|ty| {
@@ -53,7 +60,8 @@ pub(super) fn chunked(q: &Value, chunk: usize, results: &[Type], f: impl Fn(&Val
         .collect();
     let done = b.repeat(chunks, &empty, |i, carried| {
         let start = i * chunk as f64;
-        let parts = f(&padded.dynamic_slice(1, &start, chunk));
+        let own = rows.as_ref().map(|rows| rows.dynamic_slice(2, &start, chunk));
+        let parts = f(&padded.dynamic_slice(1, &start, chunk), own.as_ref().or(bias));
         parts.iter().zip(carried).map(|(part, all)| all.dynamic_update(1, &start, part)).collect()
     });
     done.iter().map(|all| all.slice(1, 0, n)).collect()

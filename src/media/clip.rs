@@ -69,16 +69,26 @@ const FRAMES: [&str; 4] = ["-map", "0:v:0", "-fps_mode", "passthrough"];
 /// # Errors
 /// As [`probe_clip`].
 pub fn read_clip(path: &Path, ffmpeg: &Path) -> Result<Frames> {
+    read_frames(path, ffmpeg, &[])
+}
+
+/// The first frames of a video file or of a folder of PNG frames: `most`, or all where it has fewer.
+///
+/// # Errors
+/// As [`probe_clip`].
+pub fn read_first_frames(path: &Path, ffmpeg: &Path, most: usize) -> Result<Frames> {
+    let frames = read_frames(path, ffmpeg, &["-frames:v", &most.to_string()])?;
+    Ok(if frames.count() > most { frames.part(0..most) } else { frames })
+}
+
+/// Frames, where they are a file's as far as `limit` says.
+fn read_frames(path: &Path, ffmpeg: &Path, limit: &[&str]) -> Result<Frames> {
     if path.is_dir() {
         return read_png_frames(path);
     }
     std::fs::metadata(path).map_err(Error::io("read", path))?;
-    let bytes = decoded_by(
-        path,
-        ffmpeg,
-        &BEFORE,
-        &[&FRAMES[..], &["-f", "image2pipe", "-c:v", "ppm", "-pix_fmt", "rgb24"]].concat(),
-    )?;
+    let format = ["-f", "image2pipe", "-c:v", "ppm", "-pix_fmt", "rgb24"];
+    let bytes = decoded_by(path, ffmpeg, &BEFORE, &[&FRAMES[..], limit, &format].concat())?;
     bytes.and_then(|bytes| pixmaps(&bytes)).ok_or_else(|| unusable(path, "it has no video stream of one frame size"))
 }
 

@@ -62,6 +62,11 @@ impl Frames {
         Frames { data: self.data.slice_axis(Axis(0), ndarray::Slice::from(frames)).to_owned() }
     }
 
+    /// The frames of these numbers, at least one, all of them there.
+    pub(crate) fn select(&self, frames: impl IntoIterator<Item = usize>) -> Frames {
+        Frames { data: self.data.select(Axis(0), &Vec::from_iter(frames)) }
+    }
+
     /// Number of frames.
     pub fn count(&self) -> usize {
         self.data.len_of(Axis(0))

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use ndarray::{Array3, Array4, Array5, s};
 
-use super::conditions::{ConditionTokens, StreamTokens};
+use super::conditions::{AttentionWeights, ConditionTokens, StreamTokens};
 use super::error::{PipelineError, Result};
 use super::runner::Runner;
 use super::sound_encoder::given_sound;
@@ -109,6 +109,7 @@ impl Runner {
         let all = streams.as_mut().zip(request.conditions.as_ref()).zip(request.roles.zip(own));
         let times = shapes.coords(&self.model.sizes, request.frame_rate);
         let mut given = Av::default();
+        let mut attention = AttentionWeights::new(shapes.own_tokens());
         for (((stream, conditions), (role, own)), (times, given)) in all.zip(times.zip(given.as_mut())) {
             for condition in conditions {
                 let tokens = match &condition.content {
@@ -145,8 +146,9 @@ impl Runner {
                 let places: Vec<(Range<usize>, Range<usize>)> = match condition.placement {
                     Placement::First | Placement::Whole => vec![(0..n, 0..n)],
                     Placement::Last => vec![(0..n, own - n..own)],
-                    Placement::Appended { .. } => {
+                    Placement::Appended { .. } | Placement::Beside(_) => {
                         behind += n;
+                        attention.append(n, None);
                         vec![(0..n, behind - n..behind)]
                     }
                     Placement::Span { start, end } => {
@@ -163,7 +165,7 @@ impl Runner {
                 }
             }
         }
-        Ok(Some(ConditionTokens { levels, streams, given }))
+        Ok(Some(ConditionTokens { levels, streams, given, attention: attention.finish() }))
     }
 
     /// Audio latents of a file as normalised tokens `[1, n, c]`, as many as a pass has.

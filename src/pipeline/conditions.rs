@@ -8,7 +8,8 @@ use ndarray::{Array1, Array2, Array3, Array4, ArrayView2, Axis as Dim, s};
 
 use crate::av::Av;
 use crate::models::transformer::TransformerConfig;
-use crate::request::{Condition, Shapes, Span, coordinate_grids};
+use crate::nn::MASK_VALUE;
+use crate::request::{Condition, ReferenceGrid, Shapes, Span, coordinate_grids};
 use crate::sampling::latents::VideoShape;
 use crate::tensor::Tensor;
 
@@ -20,6 +21,8 @@ pub(crate) struct ConditionTokens {
     pub(crate) streams: Av<StreamTokens>,
     /// All tokens of streams that are kept, `[1, n, c]`.
     pub(crate) given: Av<Option<Array3<f32>>>,
+    /// Weights of the attention among the video's tokens, `[n, n]` in 0..1, where any is less than 1.
+    pub(crate) attention: Option<Array2<f32>>,
 }
 
 /// Tokens of a stream that has conditions.
@@ -89,11 +92,64 @@ impl ConditionTokens {
             let clean = own.clean_of(batch);
             inputs.extend([(format!("level.{name}"), level.into()), (format!("clean.{name}"), clean.into())]);
         }
+        if let Some(weights) = &self.attention {
+            inputs.push(("self_mask.video".to_string(), score_bias(weights).insert_axis(Dim(0)).into()));
+        }
         inputs
     }
 }
 
-/// Positions of the tokens behind the video's own, `[1, 3, extra, 2]`: an image's at its frames.
+/// What weights of attention add to scores: their logarithms.
+fn score_bias(weights: &Array2<f32>) -> Array2<f32> {
+    weights.mapv(|weight| if weight > 0.0 { weight.ln() } else { MASK_VALUE as f32 })
+}
+
+/// Attention among a video's tokens as appended ones come behind them, each item in turn.
+pub(crate) struct AttentionWeights {
+    /// Number of tokens of the video itself.
+    own: usize,
+    /// Number of tokens so far.
+    tokens: usize,
+    /// Weights among these, `[n, n]`, once an item has weights of its own.
+    weights: Option<Array2<f32>>,
+}
+
+impl AttentionWeights {
+    /// That of a video's own tokens.
+    pub(crate) fn new(own: usize) -> Self {
+        AttentionWeights { own, tokens: own, weights: None }
+    }
+
+    /// Tokens of one more item, with weights of the attention between each and the video's own. Once any item has such, items
+    /// do not attend to each other.
+    pub(crate) fn append(&mut self, tokens: usize, weights: Option<&[f32]>) {
+        let (before, all) = (self.tokens, self.tokens + tokens);
+        self.tokens = all;
+        if weights.is_none() && self.weights.is_none() {
+            return;
+        }
+        let mut next = Array2::zeros((all, all));
+        match &self.weights {
+            Some(known) => next.slice_mut(s![..before, ..before]).assign(known),
+            None => next.slice_mut(s![..before, ..before]).fill(1.0),
+        }
+        next.slice_mut(s![before.., before..]).fill(1.0);
+        for token in 0..tokens {
+            let weight = weights.map_or(1.0, |weights| weights[token]);
+            next.slice_mut(s![..self.own, before + token]).fill(weight);
+            next.slice_mut(s![before + token, ..self.own]).fill(weight);
+        }
+        self.weights = Some(next);
+    }
+
+    /// The weights, where any item has such.
+    pub(crate) fn finish(self) -> Option<Array2<f32>> {
+        self.weights
+    }
+}
+
+/// Positions of the tokens behind the video's own, `[1, 3, extra, 2]`: an image's at its frames, a reference's those of a
+/// video that covers the same place and time.
 pub(crate) fn appended_coords(
     c: &TransformerConfig,
     shapes: &Shapes,
@@ -101,19 +157,34 @@ pub(crate) fn appended_coords(
     frame_rate: f64,
 ) -> Array4<f32> {
     let grid = coordinate_grids(c).0;
-    let image = VideoShape { frames: 1, ..shapes.video };
-    let one = grid.coords(&image, c.vae_scale_factors, c.causal_offset as i64, frame_rate);
+    let coords =
+        |latents: &VideoShape, rate: f64| grid.coords(latents, c.vae_scale_factors, c.causal_offset as i64, rate);
+    let one = coords(&VideoShape { frames: 1, ..shapes.video }, frame_rate);
+    let of_image = |(frame, span): (usize, Span)| {
+        let mut coords = one.clone();
+        let frames = if span == Span::Frame { 1 } else { c.vae_scale_factors[0] };
+        let mut sides = coords.slice_mut(s![0, 0, .., ..]);
+        for (bound, mut bounds) in [frame, frame + frames].into_iter().zip(sides.axis_iter_mut(Dim(1))) {
+            bounds.fill(bound as f32 / frame_rate as f32);
+        }
+        coords
+    };
+    let of_reference = |reference: &ReferenceGrid, latents: &VideoShape| {
+        let step = reference.step;
+        let mut coords = coords(latents, frame_rate / step as f64);
+        if step > 1 {
+            // Its last frame ends with the video's.
+            let early = (step - 1) as f32 * (1.0 / frame_rate as f32);
+            coords.slice_mut(s![.., 0, .., ..]).mapv_inplace(|t| (t - early).max(0.0));
+        }
+        coords.slice_mut(s![.., 1.., .., ..]).mapv_inplace(|x| x * reference.downscale as f32);
+        coords
+    };
     let each: Vec<Array4<f32>> = conditions
         .iter()
-        .filter_map(Condition::appended_at)
-        .map(|(frame, span)| {
-            let mut coords = one.clone();
-            let frames = if span == Span::Frame { 1 } else { c.vae_scale_factors[0] };
-            let mut sides = coords.slice_mut(s![0, 0, .., ..]);
-            for (bound, mut bounds) in [frame, frame + frames].into_iter().zip(sides.axis_iter_mut(Dim(1))) {
-                bounds.fill(bound as f32 / frame_rate as f32);
-            }
-            coords
+        .filter_map(|condition| match condition.reference_grid() {
+            Some(grid) => Some(of_reference(grid, &condition.appended(&shapes.video, c.vae_scale_factors[0])?)),
+            None => condition.appended_at().map(of_image),
         })
         .collect();
     let views: Vec<_> = each.iter().map(|c| c.view()).collect();

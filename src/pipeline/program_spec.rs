@@ -103,6 +103,11 @@ pub(super) fn diffusion_decoder(s: &ProgramSpec) -> Result<Network> {
 
 pub(super) fn video_encoder(s: &ProgramSpec) -> Result<Network> {
     let r = s.request;
+    // Of several the largest: what needs the most memory.
+    if let Some(grid) = r.references().max_by_key(|grid| grid.frames) {
+        let size = [r.height, r.width].map(|side| side / grid.downscale);
+        return s.configs.video_encoder_program([s.shapes.video.batch, 3, grid.frames, size[0], size[1]], s.build);
+    }
     let all = if r.has_images() { 1 } else { r.num_frames };
     let frames = r.given_frames().unwrap_or(all);
     s.configs.video_encoder_program([s.shapes.video.batch, 3, frames, r.height, r.width], s.build)

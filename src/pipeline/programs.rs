@@ -121,7 +121,8 @@ impl Programs {
     /// The programs of a run of this request.
     pub fn kinds(&self) -> impl Iterator<Item = ProgramKind> {
         let two_passes = self.second.is_some();
-        let images = self.first.has_images() || self.first.given_frames().is_some();
+        let first = &self.first;
+        let images = first.has_images() || first.given_frames().is_some() || first.references().next().is_some();
         let sound = self.first.has_sound();
         let (keyframes, rounds) = (self.keyframes, self.rounds.is_some());
         let (diffusion, tiled) = (self.diffusion, self.first.tiling.is_some());

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use super::RequestError;
 use crate::av::Av;
 use crate::config::{self, Config, Pipeline, Reference};
+use crate::sampling::latents::VideoShape;
 
 /// Known tokens of a stream.
 #[derive(Clone, Debug, PartialEq)]
@@ -91,6 +92,8 @@ pub enum Placement {
         /// Time that its positions span.
         span: Span,
     },
+    /// Tokens of their own behind the video's, with the positions of a video of its own grid; dropped at the end.
+    Beside(ReferenceGrid),
     /// Those of the stream's own that lie wholly within a time span, of content as long as the stream.
     Span {
         /// Start in seconds.
@@ -98,6 +101,31 @@ pub enum Placement {
         /// End in seconds.
         end: f64,
     },
+}
+
+/// Sizes of a reference video beside the one that is made.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ReferenceGrid {
+    /// Number of frames that are encoded: one more than whole latents of them.
+    pub frames: usize,
+    /// Pixels of the video that one of the reference's stands for, along each side.
+    pub downscale: usize,
+    /// Frames of the video that one of the reference's stands for, but for the first.
+    pub step: usize,
+    /// Weight of the attention between its tokens and the video's own: at 1, and by no mask, it is like any other.
+    pub attention: f32,
+}
+
+impl ReferenceGrid {
+    /// Number of frames of the file that are read, from its start: all that are encoded lie among them.
+    pub fn source_frames(&self) -> usize {
+        self.frame(self.frames - 1) + 1
+    }
+
+    /// Frame of the file that the `i`-th encoded one is.
+    pub(crate) fn frame(&self, i: usize) -> usize {
+        if i == 0 { 0 } else { 1 + (i - 1) * self.step }
+    }
 }
 
 /// Time that an appended frame's positions span.
@@ -203,8 +231,42 @@ impl Condition {
             | Placement::Last
             | Placement::Whole
             | Placement::Outside { .. }
+            | Placement::Beside(_)
             | Placement::Span { .. } => None,
         }
+    }
+
+    /// The grid of a reference video.
+    pub fn reference_grid(&self) -> Option<&ReferenceGrid> {
+        match &self.placement {
+            Placement::Beside(grid) => Some(grid),
+            _ => None,
+        }
+    }
+
+    /// Latents of the tokens that it appends to a video of `own` latents, of `step` frames each; none where it fixes some of
+    /// those.
+    pub(crate) fn appended(&self, own: &VideoShape, step: usize) -> Option<VideoShape> {
+        match &self.placement {
+            Placement::Appended { .. } => Some(VideoShape { frames: 1, ..*own }),
+            Placement::Beside(grid) => Some(VideoShape {
+                frames: (grid.frames - 1) / step + 1,
+                height: own.height / grid.downscale,
+                width: own.width / grid.downscale,
+                ..*own
+            }),
+            _ => None,
+        }
+    }
+
+    /// Whether the attention to its tokens is weighed.
+    pub fn is_masked(&self) -> bool {
+        self.reference_grid().is_some_and(|grid| grid.attention < 1.0)
+    }
+
+    /// Whether it guides the first of two passes alone.
+    pub(crate) fn is_of_first_pass(&self) -> bool {
+        matches!(self.content, Content::Generated)
     }
 
     /// Part of a step's noise level that its tokens have.

@@ -16,7 +16,7 @@ mod tiling;
 
 pub use canvas::{Canvas, KeyframeSource, TemporalTile};
 pub(crate) use condition::conditions;
-pub use condition::{Condition, Content, Placement, Span, VideoPart};
+pub use condition::{Condition, Content, Placement, ReferenceGrid, Span, VideoPart};
 pub(crate) use dfr::Round;
 pub use dfr::{Dfr, DfrForm};
 pub(crate) use diffusion_tiles::Blend;
@@ -181,8 +181,7 @@ impl Request {
             ..first.clone()
         };
         if self.dfr.is_none() {
-            // Frames that are generated guide the first pass alone.
-            second.conditions.video.retain(|condition| condition.content != Content::Generated);
+            second.conditions.video.retain(|condition| !condition.is_of_first_pass());
         }
         (Request { width: self.width / 2, height: self.height / 2, ..first }, Some(second))
     }
@@ -213,7 +212,7 @@ impl Request {
     /// latents; of a pass that `refines` latents or not. diffusers' pipeline from a first frame keeps the video's shape.
     pub fn draws_tokens(&self, refines: bool) -> Av<bool> {
         let video = &self.conditions.video;
-        let appends = video.iter().any(|condition| condition.appended_at().is_some());
+        let appends = video.iter().any(|c| matches!(c.placement, Placement::Appended { .. } | Placement::Beside(_)));
         match self.noise_order {
             NoiseOrder::Latents => Av::both(false),
             NoiseOrder::Diffusers => Av { video: appends || (refines && video.is_empty()), audio: appends || refines },
@@ -237,6 +236,11 @@ impl Request {
             Content::Video(part) => Some(part.frames),
             _ => None,
         })
+    }
+
+    /// Grids of the reference videos.
+    pub(crate) fn references(&self) -> impl Iterator<Item = &ReferenceGrid> {
+        self.conditions.video.iter().filter_map(Condition::reference_grid)
     }
 
     /// Streams that are given whole for the other one to be made to: nothing guides them. What a retake leaves as it is has
@@ -292,6 +296,8 @@ impl Request {
             keyframes: sizes.transformer.use_keyframes_abs_pos_embedding
                 && self.roles.video != StreamRole::Absent
                 && (self.first_frame_marker || self.conditions.video.iter().any(|c| c.content == Content::Generated)),
+            self_mask: self.roles.video == StreamRole::Denoised
+                && self.conditions.video.iter().any(Condition::is_masked),
             roles: self.roles,
             cross: self.cross,
             sampler: self.sampler.clone(),

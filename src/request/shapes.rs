@@ -50,8 +50,9 @@ impl Shapes {
     /// As [`Shapes::new`].
     pub fn of(sizes: &ModelSizes, r: &Request) -> Result<Self, SamplingError> {
         let shapes = Shapes::new(sizes, r.width, r.height, r.num_frames, r.frame_rate)?;
-        let image = sizes.video_grid.tokens(&VideoShape { frames: 1, ..shapes.video });
-        let appended = image * r.conditions.video.iter().filter_map(Condition::appended_at).count();
+        let (grid, video) = (&sizes.video_grid, &r.conditions.video);
+        let each = video.iter().filter_map(|c| c.appended(&shapes.video, grid.temporal_compression));
+        let appended = each.map(|latents| grid.tokens(&latents)).sum();
         let tokens = Av { video: shapes.tokens.video + appended, ..shapes.tokens };
         let drawn = r.roles.map(|role| role == StreamRole::Denoised || role == StreamRole::Kept && r.draws_kept);
         Ok(Shapes { tokens, appended, roles: r.roles, drawn, ..shapes })

@@ -90,6 +90,8 @@ pub fn prepare(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Re
 ///
 /// A stream that is not denoised is clean in every step, and left as it is. Of one that there is not, the latents alone are read.
 ///
+/// With weighed attention: `self_mask.video [1, n, n]`, added to the scores of queries `n` and keys `n` of the video's tokens.
+///
 /// With keyframes: `keyframes.video [1, n]`, 1 for video tokens that stand for a single frame.
 ///
 /// Guidance by step: `scales [257, 2, 4]`, and where steps run different branches `branch_sets [257]` (i32), the number of each

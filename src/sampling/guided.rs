@@ -37,6 +37,8 @@ pub(super) struct GuidedTransformer<'a> {
     /// Streams that there are.
     pub(crate) streams: Av<Option<GuidedStream>>,
     keyframes: Option<Value>,
+    /// Added to the scores among the video's tokens, `[1, 1, n, n]`, f32.
+    self_mask: Option<Value>,
     /// Number of each step's set of branches `[257]`, i32, where steps differ.
     sets: Option<Value>,
 }
@@ -98,6 +100,12 @@ impl<'a> GuidedTransformer<'a> {
             let ty = Type::new(DType::F32, [1, shape.tokens.video]);
             p.input("keyframes.video", ty, &[Axis::Replicated, Axis::VideoSequence])
         });
+        let self_mask = shape.self_mask.then(|| {
+            let n = shape.tokens.video;
+            let axes = [Axis::Replicated, Axis::VideoSequence, Axis::Replicated];
+            let bias = p.input("self_mask.video", Type::new(DType::F32, [1, n, n]), &axes);
+            bias.pad(2, 0, carried.video.dim(1) - n, 0.0).unsqueeze(1)
+        });
         let present = shape.present();
         let [rope, cross_rope] =
             tables::inputs(p, c, 1, shape.tokens.zip(present).map(|(n, present)| present.then_some(n)));
@@ -138,7 +146,7 @@ impl<'a> GuidedTransformer<'a> {
             };
             Some(own)
         });
-        GuidedTransformer { p, c, shape, rows, streams, keyframes, sets }
+        GuidedTransformer { p, c, shape, rows, streams, keyframes, self_mask, sets }
     }
 
     /// The predictions of a step, and for each stream the clean latents that follow, conditions in their place.
@@ -222,7 +230,9 @@ impl<'a> GuidedTransformer<'a> {
         states: &Av<GuidedState>,
     ) -> Av<Option<Value>> {
         let streams = self.present().zip(states.as_ref()).map(|(s, state)| Some((s?, state.latents)));
-        let inputs = streams.map(|own| own.map(|(s, x)| self.stream_inputs(s, rows, x, step)));
+        let masks = Av { video: self.self_mask.as_ref(), audio: None };
+        let inputs = streams.zip(masks);
+        let inputs = inputs.map(|(own, mask)| own.map(|(s, x)| self.stream_inputs(s, rows, x, mask, step)));
         let tokens = streams.map(|own| own.map(|(s, x)| rows.spread(self.p, &x.to(self.p.dtype()), s.sequence)));
         let context = streams.map(|own| own.map(|(s, _)| rows.context(self.p, &s.context)));
         let all = tokens.as_ref().zip(context.as_ref().zip(inputs.as_ref()));
@@ -239,7 +249,14 @@ impl<'a> GuidedTransformer<'a> {
         forward(self.p, self.c, &inputs)
     }
 
-    fn stream_inputs(&self, s: &GuidedStream, rows: &BranchRows, latents: &Value, step: &Value) -> StreamInputs {
+    fn stream_inputs(
+        &self,
+        s: &GuidedStream,
+        rows: &BranchRows,
+        latents: &Value,
+        self_mask: Option<&Value>,
+        step: &Value,
+    ) -> StreamInputs {
         let b = self.p.builder();
         StreamInputs {
             modulation: s.modulation.map(|table| table.index(step).unsqueeze(0)),
@@ -247,7 +264,7 @@ impl<'a> GuidedTransformer<'a> {
             rope: s.rope.clone(),
             cross_rope: s.cross_rope.clone(),
             text_mask: padding_mask(b, s.context.tokens(), self.shape.text),
-            self_mask: None,
+            self_mask: self_mask.cloned(),
             padding_mask: padding_mask(b, latents.dim(1), s.tokens),
         }
     }

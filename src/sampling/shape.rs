@@ -55,6 +55,8 @@ pub struct DenoiseShape {
     pub(crate) conditioned: Av<bool>,
     /// Whether the loop has a mask of the video tokens that are a single frame each.
     pub keyframes: bool,
+    /// Whether the attention among the video's tokens is weighed.
+    pub(crate) self_mask: bool,
     /// Role of each stream.
     pub(crate) roles: Av<StreamRole>,
     /// Noise level that the attention between the streams sees.
@@ -79,6 +81,7 @@ impl DenoiseShape {
             levels: 1,
             conditioned: Av::default(),
             keyframes: false,
+            self_mask: false,
             roles: Av::default(),
             cross: CrossTimestep::Own,
             sampler: Euler.into(),

@@ -11,7 +11,8 @@ fn program(queries: usize, keys: usize) -> Program {
     let b = Builder::new("attention").with_precision(Precision::Highest);
     let argument = |name: &str, n: usize| b.argument(name, Type::new(DType::F32, [1, n, 2, 8]));
     let (q, k, v) = (argument("q", queries), argument("k", keys), argument("v", keys));
-    let out = kernels::attention(kernels::Kernel::Plain, &q, &k, &v, None, 0.35);
+    let bias = b.argument("bias", Type::new(DType::F32, [1, 1, queries, keys]));
+    let out = kernels::attention(kernels::Kernel::Plain, &q, &k, &v, Some(&bias), 0.35);
     b.finish(&[("out", &out)]).expect("builds")
 }
 
@@ -33,15 +34,19 @@ fn a_long_sequence_is_taken_in_chunks_with_the_same_rows() {
         })
     };
     let (q, k, v) = (values(0.1), values(0.7), values(1.9));
-    let run = |program: &Program, q: Array4<f32>| {
+    // A row for each query.
+    let bias = Array4::from_shape_fn((1, 1, n, n), |(_, _, q, k)| ((q * 17 + k * 5) as f32 * 0.011).cos());
+    let run = |program: &Program, q: Array4<f32>, bias: Array4<f32>| {
         let executable = engine.compile("attention", program).expect("compiles");
         let upload = |n, a: &Array4<f32>| engine.upload(&executable, n, &Tensor::from(a.clone())).expect("uploads");
-        let buffers = [("q", upload("q", &q)), ("k", upload("k", &k)), ("v", upload("v", &v))];
+        let given = [("q", &q), ("k", &k), ("v", &v), ("bias", &bias)];
+        let buffers = given.map(|(name, values)| (name, upload(name, values)));
         let find = |name: &str| buffers.iter().find(|(n, _)| *n == name).map(|(_, b)| b);
         engine.run(&executable, find).expect("runs").tensor("out").expect("a result").to_f32()
     };
-    let whole = run(&long, q.clone());
-    let last = run(&short, q.slice(s![.., n - some.., .., ..]).to_owned());
+    let whole = run(&long, q.clone(), bias.clone());
+    let (q, bias) = (q.slice(s![.., n - some.., .., ..]), bias.slice(s![.., .., n - some.., ..]));
+    let last = run(&short, q.to_owned(), bias.to_owned());
     let rows = whole.slice(s![.., n - some.., .., ..]).to_owned();
     let distance = support::relative_l2(&Tensor::from(rows), &Tensor::from(last));
     assert!(distance <= 1e-6, "{distance:e}");
