@@ -179,6 +179,8 @@ with_defaults! {
         pub retake: Option<Retake> = None,
         /// How the pipeline `extend` goes on with the given video.
         pub extend: Option<Extend> = None,
+        /// Videos that the first stage is given as references, beside the video it makes: what an IC-LoRA was trained to follow.
+        pub reference_videos: Vec<ReferenceVideo> = Vec::new(),
         /// Sound that is given: the video is made to it, and the file's samples go with the video.
         pub audio: Option<GivenAudio> = None,
         /// Spans of sound that are kept.
@@ -226,6 +228,29 @@ pub struct Image {
     #[serde(default)]
     #[schemars(range(min = 0, max = 51))]
     pub crf: Option<u8>,
+}
+
+/// A video that is given as a reference: scaled to cover the stage's size, or a part of it, and cropped to the centre.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ReferenceVideo {
+    /// Video file, or a folder of PNG frames.
+    pub path: String,
+    /// How closely its tokens are kept, 0 to 1.
+    #[serde(default = "one")]
+    #[schemars(range(min = 0, max = 1))]
+    pub strength: f64,
+    /// How strongly the video's tokens and its own attend to each other, 0 to 1.
+    #[serde(default = "one")]
+    #[schemars(range(min = 0, max = 1))]
+    pub attention_strength: f64,
+    /// A video whose brightness weighs that attention by place: not at all where it is black.
+    #[serde(default)]
+    pub attention_mask: Option<String>,
+    /// Frames of it that are read, from its start; null for all, at most as many as the video has.
+    #[serde(default)]
+    #[schemars(range(min = 1))]
+    pub frames: Option<usize>,
 }
 
 /// Sound that is given: a span of a file, as long as the video. Silence follows a shorter one.

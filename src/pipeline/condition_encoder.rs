@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use ndarray::{Array3, Array4, Array5, s};
+use ndarray::{Array3, Array4, Array5, Axis, s};
 
 use super::conditions::{AttentionWeights, ConditionTokens, StreamTokens};
 use super::error::{PipelineError, Result};
@@ -13,10 +13,11 @@ use super::runner::Runner;
 use super::sound_encoder::given_sound;
 use super::tensors::fixed;
 use crate::av::Av;
-use crate::media::{self, Audio, Clip, RoundTrip};
+use crate::config;
+use crate::media::{self, Audio, Clip, Frames, RoundTrip};
 use crate::request::{Condition, Content, Placement, Request, Shapes, VideoPart};
 use crate::sampling::denoise::StreamRole;
-use crate::sampling::latents::{AudioShape, pack_audio};
+use crate::sampling::latents::{AudioShape, VideoShape, pack_audio};
 use crate::weights::Checkpoint;
 
 /// Tensor of a dump with the sound's latents.
@@ -31,9 +32,25 @@ pub(crate) fn check(condition: &Condition, seconds: f64) -> Result<()> {
         Content::Image { path, .. } => Ok(media::read_image(path).map(drop)?),
         Content::Sound { path, start, duration } => given_sound(path, *start, *duration, seconds).map(drop),
         Content::AudioLatents { path } => audio_latents(path).map(drop),
+        Content::Reference { path, mask } => {
+            let needed = condition.reference_grid().ok_or_else(|| no_grid(path))?.source_frames();
+            let frames = |path: &Path| Ok::<_, PipelineError>(media::probe_clip(path, Path::new("ffmpeg"))?.frames);
+            match frames(path)? {
+                have if have < needed => Err(too_short(path, have, needed)),
+                _ => mask.iter().try_for_each(|path| frames(path).map(drop)),
+            }
+        }
         // A given video is read before.
         Content::Video(_) | Content::VideoSound { .. } | Content::Generated | Content::Carried(_) => Ok(()),
     }
+}
+
+fn no_grid(path: &Path) -> PipelineError {
+    PipelineError::Bug(format!("{}: a reference without a grid", path.display()))
+}
+
+fn too_short(path: &Path, have: usize, needed: usize) -> PipelineError {
+    PipelineError::File { path: path.into(), reason: format!("has {have} frames, {needed} are needed") }
 }
 
 /// Un-normalised audio latents `[1, C, L, M]` of a file.
@@ -81,6 +98,34 @@ fn outside(bounds: &Array4<f32>, span: Range<f64>) -> impl Iterator<Item = Range
     (0..time.nrows()).filter(kept).map(|n| n..n + 1).collect::<Vec<_>>().into_iter()
 }
 
+/// Weights of the attention between the video's tokens and each of a condition's `latents`, where they are not all 1.
+fn attention_weights(condition: &Condition, latents: &VideoShape, request: &Request) -> Result<Option<Vec<f32>>> {
+    let Some(grid) = condition.reference_grid().filter(|_| condition.is_masked()) else { return Ok(None) };
+    let Content::Reference { mask: Some(path), .. } = &condition.content else {
+        return Ok(Some(vec![grid.attention; latents.frames * latents.height * latents.width]));
+    };
+    let mask = media::read_first_frames(path, Path::new("ffmpeg"), request.num_frames)?;
+    let group = config::mask_group(mask.count(), latents.frames);
+    let group = group.map_err(|reason| PipelineError::File { path: path.clone(), reason })?;
+    let weights = weights_by_place(&mask, group, [request.height, request.width], latents);
+    Ok(Some(weights.into_iter().map(|weight| weight * grid.attention).collect()))
+}
+
+/// Brightness 0..1 of a mask, scaled to `[height, width]`, under each of a reference's latents: the mean of its pixels, of the
+/// first frame, then of groups of so many.
+fn weights_by_place(mask: &Frames, group: usize, size: [usize; 2], latents: &VideoShape) -> Vec<f32> {
+    let video = media::covering_clip(mask, size[0], size[1]);
+    let grey = video.map_axis(Axis(1), |rgb| (rgb.sum() / 3.0 * 0.5 + 0.5).clamp(0.0, 1.0));
+    let (rows, columns) = (size[0] / latents.height, size[1] / latents.width);
+    let shape = (latents.frames, latents.height, latents.width);
+    let weights = Array3::from_shape_fn(shape, |(frame, row, column)| {
+        let frames = if frame == 0 { 0..1 } else { 1 + (frame - 1) * group..1 + frame * group };
+        let place = s![0, frames, row * rows..(row + 1) * rows, column * columns..(column + 1) * columns];
+        grey.slice(place).mean().unwrap_or(0.0)
+    });
+    weights.into_iter().collect()
+}
+
 impl Runner {
     /// The conditions of a pass at its size; none without such. `carried` are the tokens of keyframes of the pass before,
     /// `sound` those of the sound that is given.
@@ -110,6 +155,7 @@ impl Runner {
         let times = shapes.coords(&self.model.sizes, request.frame_rate);
         let mut given = Av::default();
         let mut attention = AttentionWeights::new(shapes.own_tokens());
+        let step = self.model.sizes.video_grid.temporal_compression;
         for (((stream, conditions), (role, own)), (times, given)) in all.zip(times.zip(given.as_mut())) {
             for condition in conditions {
                 let tokens = match &condition.content {
@@ -119,6 +165,7 @@ impl Runner {
                     }
                     Content::AudioLatents { path } => self.audio_tokens(path, &shapes.audio)?,
                     Content::Video(part) => self.video_tokens(part, request)?,
+                    Content::Reference { path, .. } => self.reference_tokens(path, condition, request)?,
                     Content::VideoSound { last, delay } => {
                         let given = clip(request)?;
                         let Some(sound) = clip_sound(&given, request, *last, *delay) else {
@@ -148,7 +195,8 @@ impl Runner {
                     Placement::Last => vec![(0..n, own - n..own)],
                     Placement::Appended { .. } | Placement::Beside(_) => {
                         behind += n;
-                        attention.append(n, None);
+                        let latents = condition.appended(&shapes.video, step).unwrap_or(shapes.video);
+                        attention.append(n, attention_weights(condition, &latents, request)?.as_deref());
                         vec![(0..n, behind - n..behind)]
                     }
                     Placement::Span { start, end } => {
@@ -198,6 +246,22 @@ impl Runner {
         let mut latents: Array5<f32> = fixed(encoded.tensor("latents")?.into_f32())?;
         self.model.statistics.video.normalize(&mut latents, 1)?;
         Ok(self.model.sizes.video_grid.pack(latents.slice(s![.., .., part.skipped.., .., ..]))?)
+    }
+
+    /// A reference video as normalised tokens `[1, n, c]`, at its part of a pass' size.
+    fn reference_tokens(&mut self, path: &Path, condition: &Condition, request: &Request) -> Result<Array3<f32>> {
+        let grid = condition.reference_grid().ok_or_else(|| no_grid(path))?;
+        let needed = grid.source_frames();
+        let all = media::read_first_frames(path, Path::new("ffmpeg"), needed)?;
+        if all.count() < needed {
+            return Err(too_short(path, all.count(), needed));
+        }
+        let frames = all.select((0..grid.frames).map(|i| grid.frame(i)));
+        let video = media::covering_clip(&frames, request.height / grid.downscale, request.width / grid.downscale);
+        let encoded = self.video_encoder(video)?.run(&self.executor)?;
+        let mut latents: Array5<f32> = fixed(encoded.tensor("latents")?.into_f32())?;
+        self.model.statistics.video.normalize(&mut latents, 1)?;
+        Ok(self.model.sizes.video_grid.pack(latents.view())?)
     }
 
     /// An image as normalised tokens `[1, h·w, c]` of a pass' size.

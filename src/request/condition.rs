@@ -45,6 +45,13 @@ pub enum Content {
     },
     /// Frames of the given video.
     Video(VideoPart),
+    /// Frames of a video that is given as a reference, from its start.
+    Reference {
+        /// Video file, or folder of PNG frames.
+        path: PathBuf,
+        /// Video whose brightness weighs the attention to it by place.
+        mask: Option<PathBuf>,
+    },
     /// Sound of the given video; nothing is known where it has none.
     VideoSound {
         /// Frames before the video's end at which it is heard from; the start without.
@@ -187,6 +194,18 @@ impl Condition {
         })
     }
 
+    /// A video that is given as a reference, by a configuration that says its scales and number of frames.
+    fn reference(given: &config::ReferenceVideo, conditioning: &config::Conditioning) -> Self {
+        let [downscale, step] = conditioning.reference_scales();
+        let content = Content::Reference {
+            path: given.path.clone().into(),
+            mask: given.attention_mask.as_ref().map(PathBuf::from),
+        };
+        let frames = config::encoded_frames(given.frames.unwrap_or(1), step);
+        let grid = ReferenceGrid { frames, downscale, step, attention: given.attention_strength as f32 };
+        Condition { content, placement: Placement::Beside(grid), strength: given.strength as f32 }
+    }
+
     fn kept(content: Content, placement: Placement) -> Self {
         Condition { content, placement, strength: 1.0 }
     }
@@ -218,7 +237,10 @@ impl Condition {
     /// The file that it comes from, where there is one.
     pub fn path(&self) -> Option<&Path> {
         match &self.content {
-            Content::Image { path, .. } | Content::Sound { path, .. } | Content::AudioLatents { path } => Some(path),
+            Content::Image { path, .. }
+            | Content::Sound { path, .. }
+            | Content::AudioLatents { path }
+            | Content::Reference { path, .. } => Some(path),
             Content::Video(_) | Content::VideoSound { .. } | Content::Generated | Content::Carried(_) => None,
         }
     }
@@ -261,12 +283,13 @@ impl Condition {
 
     /// Whether the attention to its tokens is weighed.
     pub fn is_masked(&self) -> bool {
-        self.reference_grid().is_some_and(|grid| grid.attention < 1.0)
+        matches!(&self.content, Content::Reference { mask: Some(_), .. })
+            || self.reference_grid().is_some_and(|grid| grid.attention < 1.0)
     }
 
     /// Whether it guides the first of two passes alone.
     pub(crate) fn is_of_first_pass(&self) -> bool {
-        matches!(self.content, Content::Generated)
+        matches!(self.content, Content::Generated | Content::Reference { .. })
     }
 
     /// Part of a step's noise level that its tokens have.
@@ -309,9 +332,12 @@ pub(crate) fn conditions(config: &Config) -> Result<Av<Vec<Condition>>, RequestE
     let sound = given.chain(config.request.audio_latents.iter().map(Condition::audio_span));
     let frames = config.request.num_frames.count().unwrap_or(1);
     let slots = generated(config.conditioning.generated_keyframes, frames)?.into_iter().map(Condition::generated);
+    let references = config.request.reference_videos.iter();
+    // The last, as in both references: what is weighed attends to nothing that was appended before.
+    let references = references.map(|given| Condition::reference(given, &config.conditioning));
     let kept = given_video(config, frames);
     Ok(Av {
-        video: kept.video.into_iter().chain(images).chain(slots).collect(),
+        video: kept.video.into_iter().chain(images).chain(slots).chain(references).collect(),
         audio: kept.audio.into_iter().map(Ok).chain(sound).collect::<Result<_, _>>()?,
     })
 }
