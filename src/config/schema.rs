@@ -191,6 +191,16 @@ with_defaults! {
     }
 }
 
+impl Request {
+    /// Paths of the images, sounds and videos that are given.
+    pub(crate) fn files(&self) -> impl Iterator<Item = &str> {
+        let references = self.reference_videos.iter().flat_map(|v| [Some(&v.path), v.attention_mask.as_ref()]);
+        let lists = self.images.iter().map(|i| &i.path).chain(self.audio_latents.iter().map(|a| &a.path));
+        let single = [self.video.as_ref(), self.audio.as_ref().map(|audio| &audio.path)];
+        lists.map(Some).chain(single).chain(references).flatten().map(String::as_str)
+    }
+}
+
 /// Frames of a video.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged)]

@@ -17,6 +17,7 @@ mod error;
 mod ffmpeg;
 mod frames;
 mod h264;
+mod hash;
 mod image_file;
 mod isobmff;
 mod mp4;
@@ -37,6 +38,7 @@ pub use decode::read_video;
 pub use encoder::Encoder;
 pub use error::{Error, Result};
 pub use frames::Frames;
+pub(crate) use hash::sha256_of;
 #[doc(hidden)]
 pub use image_file::{covering, read_image};
 pub use mp4::{write_encoded_mp4, write_frames_of, write_mp4};

@@ -61,7 +61,7 @@ pub fn read_png_frames(dir: &Path) -> Result<Frames> {
 }
 
 /// The PNG files of a folder in the order of their names, at least one.
-fn png_paths(dir: &Path) -> Result<Vec<PathBuf>> {
+pub(super) fn png_paths(dir: &Path) -> Result<Vec<PathBuf>> {
     let entries = std::fs::read_dir(dir).map_err(Error::io("read", dir))?;
     let mut paths: Vec<PathBuf> = entries.flatten().map(|e| e.path()).collect();
     paths.retain(|p| p.extension().is_some_and(|e| e.eq_ignore_ascii_case("png")));

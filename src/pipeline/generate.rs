@@ -64,7 +64,7 @@ pub fn generate(
     let again: Vec<&PathBuf> = options.outputs.iter().filter(|path| options.resume && path.exists()).collect();
     let config = &duration::resolve(config, &options.jobs, group)?;
     let model = Model::of(config)?;
-    let requests = requests(config, options, &model)?;
+    let (requests, inputs) = (requests(config, options, &model)?, inputs(config)?);
     let mut started = Instant::now();
     let mut session = Session::start(config, model, group)?;
     session.runner.executor.on_load(observer.on_load());
@@ -120,7 +120,7 @@ pub fn generate(
                     path: path.clone(),
                     replace: options.force || again.contains(&path),
                     report: RunReport::of(&generated, &runner.executor, made),
-                    sidecar: config.output.sidecar.then(|| sidecar(config, job, &model, &runner, &versions)),
+                    sidecar: config.output.sidecar.then(|| sidecar(config, job, [&model, &inputs], &runner, &versions)),
                     generated,
                 };
                 writer.start(jobs.iter().zip(paths).zip(videos).map(of).collect(), run.saving.take());
@@ -164,12 +164,19 @@ fn requests(config: &Config, options: &GenerateOptions, model: &Model) -> Result
     Ok(requests)
 }
 
-/// The sidecar of a video, without hashes and times.
-fn sidecar(config: &Config, job: &Job, model: &Value, runner: &Runner, versions: &Value) -> Value {
+/// SHA-256 of every file that a configuration's requests are made from, by its path; that of a folder is of its files in turn.
+fn inputs(config: &Config) -> Result<Value> {
+    let hash = |path: &str| Ok((path.to_string(), json!(media::sha256_of(Path::new(path))?)));
+    config.request.files().map(hash).collect()
+}
+
+/// The sidecar of a video, without hashes of what is made and times.
+fn sidecar(config: &Config, job: &Job, [model, inputs]: [&Value; 2], runner: &Runner, versions: &Value) -> Value {
     json!({
         "config": config.effective(&job.prompt, job.seed),
         "seed": job.seed,
         "model": model,
+        "inputs": inputs,
         "programs": runner.executor.program_hashes().collect::<BTreeMap<_, _>>(),
         "versions": versions,
     })
