@@ -114,6 +114,10 @@ pub(crate) struct RequestArgs {
     /// Video that is given: a file, or a folder of PNG frames
     #[arg(long, value_name = "PATH")]
     pub(crate) video: Option<String>,
+    /// Video that an IC-LoRA follows, and how closely its tokens are kept, 0 to 1 [default: 1]; may be given several times, names the
+    /// pipeline ic_lora unless another is named
+    #[arg(long, value_name = "PATH[=S]")]
+    pub(crate) reference_video: Vec<String>,
     /// Makes a span of the given video anew, in seconds: the pipeline retake
     #[arg(long, num_args = 2, value_names = ["START", "END"], allow_negative_numbers = true, value_parser = finite)]
     pub(crate) retake: Vec<f64>,
@@ -192,6 +196,7 @@ impl RequestArgs {
         given.flag("negative-prompt-file", "request.negative_prompt_file", self.negative_prompt_file.clone());
         given.flag("image", "request.images", images(&self.image)?);
         self.add_video(given);
+        given.flag("reference-video", "request.reference_videos", files(&self.reference_video));
         given.flag("audio", "request.audio", self.sound());
         given.flag("width", "request.width", self.width);
         given.flag("height", "request.height", self.height);
@@ -281,7 +286,7 @@ impl ModelArgs {
         given.flag("text-encoder", "model.text_encoder", self.text_encoder.clone());
         given.flag("upsampler", "model.upsampler", self.upsampler.clone());
         given.flag("temporal-upsampler", "model.temporal_upsampler", self.temporal_upsampler.clone());
-        given.flag("lora", "model.loras", loras(&self.lora));
+        given.flag("lora", "model.loras", files(&self.lora));
         given.flag("weights", "model.weights", self.weights.and_then(word));
         given.flag("pipeline", "pipeline", self.pipeline.and_then(word));
     }
@@ -414,7 +419,7 @@ pub(super) fn word(choice: impl ValueEnum) -> Option<String> {
 }
 
 /// `PATH` or `PATH=STRENGTH`: what follows the last `=` is a strength if it is a number.
-pub(super) fn loras(flags: &[String]) -> Option<Value> {
+pub(super) fn files(flags: &[String]) -> Option<Value> {
     let one = |text: &String| match text.rsplit_once('=').map(|(path, s)| (path, s.parse::<f64>())) {
         Some((path, Ok(strength))) => json!({"path": path, "strength": strength}),
         _ => json!({"path": text}),
@@ -441,13 +446,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn loras_and_images_are_lists_of_maps() {
+    fn files_and_images_are_lists_of_maps() {
         let text = |s: &[&str]| s.iter().map(|t| (*t).to_string()).collect::<Vec<_>>();
         assert_eq!(
-            loras(&text(&["a.safetensors", "b=c.safetensors=0.5"])),
+            files(&text(&["a.safetensors", "b=c.safetensors=0.5"])),
             Some(json!([{"path": "a.safetensors"}, {"path": "b=c.safetensors", "strength": 0.5}]))
         );
-        assert_eq!(loras(&[]), None);
+        assert_eq!(files(&[]), None);
         let got = images(&text(&["i.png", "8", "0.5", "j.png", "0", "1"])).unwrap();
         assert_eq!(got.unwrap()[1], json!({"path": "j.png", "frame": 0, "strength": 1.0}));
         let message = images(&text(&["i.png", "x", "1"])).unwrap_err().to_string();

@@ -8,11 +8,12 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use super::compile_report::mesh_text;
-use crate::config::{Loaded, NumFrames, WeightSource};
+use crate::config::{Config, Loaded, NumFrames, WeightSource, encoded_frames};
 use crate::models::presets::Preset;
 use crate::pipeline::configs::ModelConfigs;
 use crate::pipeline::options::GenerateOptions;
 use crate::sampling::guidance::Branch;
+use crate::sampling::latents::VideoGrid;
 use crate::weights::{ModelSource, Overrides};
 
 #[derive(Debug, Serialize)]
@@ -32,6 +33,8 @@ pub(crate) struct Plan {
     /// Latent frames, rows, columns.
     video_latents: [usize; 3],
     video_tokens: usize,
+    /// Tokens of reference videos behind the first stage's.
+    reference_tokens: usize,
     audio_tokens: usize,
     text_tokens: usize,
     steps: usize,
@@ -78,6 +81,7 @@ impl Plan {
             seconds: count.map(|count| count as f64 / r.frame_rate),
             video_latents: video.map_or([0; 3], |v| [v.frames, v.height, v.width]),
             video_tokens: video.map_or(0, |v| grid.tokens(&v)),
+            reference_tokens: reference_tokens(config, &grid),
             audio_tokens: count.and_then(|n| audio.latents(1, 1, n, r.frame_rate).ok()).map_or(0, |a| a.length),
             text_tokens: r.max_sequence_length,
             steps: config.sampler.steps,
@@ -89,6 +93,16 @@ impl Plan {
             outputs: options.outputs.iter().map(|p| p.display().to_string()).collect(),
         }
     }
+}
+
+/// Tokens of a configuration's reference videos, in the first stage.
+fn reference_tokens(config: &Config, grid: &VideoGrid) -> usize {
+    let [downscale, step] = config.conditioning.reference_scales();
+    let smaller = downscale * if config.pipeline.has_two_stages() { 2 } else { 1 };
+    let [width, height] = [config.request.width, config.request.height].map(|side| side / smaller);
+    let frames = config.request.reference_videos.iter().map(|video| encoded_frames(video.frames.unwrap_or(1), step));
+    let latents = frames.filter_map(|frames| grid.latents(1, 1, width, height, frames).ok());
+    latents.map(|latents| grid.tokens(&latents)).sum()
 }
 
 fn branch_name(branch: Branch) -> &'static str {
@@ -124,6 +138,9 @@ impl fmt::Display for Plan {
                 )?;
             }
             None => writeln!(f, "as many frames at {} a second as the prompt's duration is", self.frame_rate)?,
+        }
+        if self.reference_tokens > 0 {
+            writeln!(f, "references {} tokens behind the first stage's video", self.reference_tokens)?;
         }
         writeln!(f, "denoising  {} steps, passes a step: {}", self.steps, self.branches.join(", "))?;
         writeln!(f, "device     {}, {}, layout {}, {}", self.platform, self.dtype, self.layout, self.mesh)?;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use serde::de::DeserializeOwned;
 
-use super::args::loras;
+use super::args::files;
 use super::{UsageError, print};
 
 use crate::config::{ActivationType, Config, Dtype, Model, Numerics, Runtime, WeightSource, WeightType, parse_mesh};
@@ -99,7 +99,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         path: args.model.clone(),
         text_encoder: args.text_encoder.clone(),
         upsampler: args.upsampler.clone(),
-        loras: serde_json::from_value(loras(&args.lora).unwrap_or_else(|| serde_json::json!([])))?,
+        loras: serde_json::from_value(files(&args.lora).unwrap_or_else(|| serde_json::json!([])))?,
         lora_merge: key(&mut scalars, "model.lora_merge")?.unwrap_or_default(),
         weights: args.weights.or(key(&mut scalars, "model.weights")?).unwrap_or(WeightSource::File),
         ..Model::default()

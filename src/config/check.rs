@@ -44,8 +44,14 @@ fn check_request(config: &Config) -> Result<(), Fault> {
     for (key, value) in [("request.width", r.width), ("request.height", r.height)] {
         if value % multiple != 0 {
             let (low, high) = around(value, 0, multiple);
-            let stages = if multiple == 64 { " with two stages" } else { "" };
-            let why = format!("must be a multiple of {multiple}{stages}; the nearest are {low} and {high}");
+            let stages = if config.pipeline.has_two_stages() { " with two stages" } else { "" };
+            let references = match config.conditioning.reference_scales()[0] {
+                scale if scale > 1 && !r.reference_videos.is_empty() => {
+                    format!(" and references of 1/{scale} its size")
+                }
+                _ => String::new(),
+            };
+            let why = format!("must be a multiple of {multiple}{stages}{references}; the nearest are {low} and {high}");
             return fail(key, value.to_string(), why);
         }
     }
@@ -67,6 +73,9 @@ fn check_request(config: &Config) -> Result<(), Fault> {
         return fail("request.images", format!("frame {image}"), why);
     }
     if let Some(why) = config.pipeline.images_fault(r.images.len()) {
+        return fail("pipeline", config.pipeline.name().into(), why.into());
+    }
+    if let Some(why) = config.pipeline.references_fault(r.reference_videos.len()) {
         return fail("pipeline", config.pipeline.name().into(), why.into());
     }
     check_source(config)?;

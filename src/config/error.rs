@@ -18,6 +18,8 @@ pub enum ValueOrigin {
     Flag(&'static str),
     /// Of the given video.
     Video(String),
+    /// Of the header of a LoRA.
+    Lora(String),
     /// The pipeline's own, in the default's place.
     Pipeline(&'static str),
     /// Follows from `reference`, which was written there.
@@ -33,6 +35,7 @@ impl fmt::Display for ValueOrigin {
             ValueOrigin::Set => f.write_str("--set"),
             ValueOrigin::Flag(flag) => write!(f, "flag --{flag}"),
             ValueOrigin::Video(path) => write!(f, "video {path}"),
+            ValueOrigin::Lora(path) => write!(f, "LoRA {path}"),
             ValueOrigin::Pipeline(name) => write!(f, "pipeline {name}"),
             ValueOrigin::Reference(from) => write!(f, "reference, {from}"),
         }
@@ -60,6 +63,9 @@ pub enum ConfigError {
     /// A given video that cannot be read.
     #[error(transparent)]
     Video(crate::media::Error),
+    /// A LoRA whose header cannot be used.
+    #[error(transparent)]
+    Lora(crate::weights::WeightsError),
     /// `--set` or `--mesh` that cannot be read.
     #[error("{0}")]
     Flag(String),

@@ -9,7 +9,7 @@ use super::schema::{Config, Mesh};
 use super::tree::Tree;
 use super::validate::{Place, accepts_text, validate};
 use super::yaml::{self, Data, Node};
-use super::{check, layout, paths, presets, source};
+use super::{check, layout, paths, presets, references, source};
 use crate::models::presets::Preset;
 use crate::weights::{ModelSource, Overrides, Version};
 
@@ -88,13 +88,15 @@ pub fn load(given: &CliOverrides) -> Result<Loaded, ConfigError> {
         read_chain(Path::new(file), None, &mut Vec::new(), &mut files)?;
     }
     files.reverse();
-    let line = command_line(given)?;
+    let mut line = command_line(given)?;
 
     // Which preset lies below depends on what lies above.
     let mut merged = defaults()?;
     for layer in files.iter().chain([&line]) {
         lay(&mut merged, layer.clone())?;
     }
+    references::name_pipeline(&merged, &check::typed(&merged)?, &mut line);
+    lay(&mut merged, line.clone())?;
     let known: Config = check::typed(&merged)?;
     let preset = known.pipeline.preset(version(&known.model.path));
 
@@ -112,6 +114,7 @@ pub fn load(given: &CliOverrides) -> Result<Loaded, ConfigError> {
         merged.set("request.negative_prompt_file", Value::Null, &origin);
     }
     source::take(&mut merged, given.seconds.is_some())?;
+    references::take(&mut merged)?;
     let config = check::typed(&merged)?;
     check::check(&config, &merged)?;
     Ok(Loaded { config, tree: merged, preset })
@@ -411,6 +414,9 @@ impl Config {
 
     /// The multiple that width and height must be of.
     pub fn size_multiple(&self) -> usize {
-        if self.pipeline.has_two_stages() { 64 } else { 32 }
+        let stages = if self.pipeline.has_two_stages() { 2 } else { 1 };
+        let references =
+            if self.request.reference_videos.is_empty() { 1 } else { self.conditioning.reference_scales()[0] };
+        32 * stages * references
     }
 }

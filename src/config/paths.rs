@@ -31,7 +31,9 @@ pub(crate) fn resolve(root: &mut Node, folder: &Path) {
                     text(sound, "path", |t| join(folder, t));
                 }
                 // Images and whatever else a request is conditioned on.
-                lists(node, |item| text(item, "path", |t| join(folder, t)));
+                lists(node, |item| {
+                    ["path", "attention_mask"].iter().for_each(|key| text(item, key, |t| join(folder, t)))
+                });
             }
             "output" => {
                 for key in ["path", "save_frames", "save_audio"] {

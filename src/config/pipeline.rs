@@ -21,6 +21,8 @@ pub enum Pipeline {
     TwoStage,
     /// Two stages of a distilled model: few steps, no guidance.
     Distilled,
+    /// The same two stages of a distilled model, the first with reference videos and an IC-LoRA, which was trained to follow them.
+    IcLora,
     /// Two stages with the second-order sampler.
     Hq,
     /// Between conditioning images, in two stages.
@@ -46,6 +48,7 @@ impl Pipeline {
             Pipeline::AudioToVideo => "audio_to_video",
             Pipeline::TwoStage => "two_stage",
             Pipeline::Distilled => "distilled",
+            Pipeline::IcLora => "ic_lora",
             Pipeline::Hq => "hq",
             Pipeline::Keyframes => "keyframes",
             Pipeline::Dfr => "dfr",
@@ -58,8 +61,8 @@ impl Pipeline {
 
     /// Whether a second stage runs at twice the size of the first.
     pub fn has_two_stages(self) -> bool {
-        use Pipeline::{Dfr, Distilled, Hq, Keyframes, TwoStage};
-        matches!(self, TwoStage | Distilled | Hq | Keyframes | Dfr)
+        use Pipeline::{Dfr, Distilled, Hq, IcLora, Keyframes, TwoStage};
+        matches!(self, TwoStage | Distilled | IcLora | Hq | Keyframes | Dfr)
     }
 
     /// Extension of the files that it writes.
@@ -83,15 +86,15 @@ impl Pipeline {
             }
             (Version::V2_0, Pipeline::TextToVideo | Pipeline::ImageToVideo) => "ltx2",
             (Version::V2_0, Pipeline::TwoStage | Pipeline::Keyframes) => "ltx2_two_stage",
-            (Version::V2_0, Pipeline::Distilled) => "ltx2_distilled",
+            (Version::V2_0, Pipeline::Distilled | Pipeline::IcLora) => "ltx2_distilled",
             (Version::V2_0, Pipeline::Hq) => "ltx2_hq",
             (Version::V2_3, Pipeline::TextToVideo | Pipeline::ImageToVideo) => "ltx2_3",
             (Version::V2_3, Pipeline::TwoStage | Pipeline::Keyframes) => "ltx2_3_two_stage",
-            (Version::V2_3, Pipeline::Distilled) => "ltx2_3_distilled",
+            (Version::V2_3, Pipeline::Distilled | Pipeline::IcLora) => "ltx2_3_distilled",
             (Version::V2_3, Pipeline::Hq) => "ltx2_3_hq",
             (Version::V2_5, Pipeline::TextToVideo | Pipeline::ImageToVideo) => "ltx2_5",
             (Version::V2_5, Pipeline::TwoStage | Pipeline::Keyframes) => "ltx2_5_two_stage",
-            (Version::V2_5, Pipeline::Distilled) => "ltx2_5_distilled",
+            (Version::V2_5, Pipeline::Distilled | Pipeline::IcLora) => "ltx2_5_distilled",
             (Version::V2_5, Pipeline::Hq) => "ltx2_5_hq",
         }
     }
@@ -120,10 +123,32 @@ impl Pipeline {
                 if given && !pipeline.has_two_stages() && pipeline != Pipeline::AudioToVideo
                     || given && pipeline == Pipeline::Dfr =>
             {
-                Some("a sound needs --pipeline audio_to_video, two_stage, distilled, hq or keyframes")
+                Some("a sound needs --pipeline audio_to_video, two_stage, distilled, ic_lora, hq or keyframes")
             }
             _ => None,
         }
+    }
+
+    /// Fault of so many reference videos.
+    pub(crate) fn references_fault(self, references: usize) -> Option<&'static str> {
+        match self {
+            Pipeline::IcLora if references == 0 => {
+                Some("needs a reference: --reference-video PATH, or request.reference_videos")
+            }
+            Pipeline::Dfr | Pipeline::Retake | Pipeline::Extend | Pipeline::VideoToAudio | Pipeline::TextToAudio
+                if references > 0 =>
+            {
+                Some(
+                    "takes no reference videos; --pipeline ic_lora does, and others of one or two stages from a prompt",
+                )
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether LoRAs that name no stage hold for the first alone.
+    pub(crate) fn has_loras_in_first_stage(self) -> bool {
+        self == Pipeline::IcLora
     }
 
     /// Whether an image of frame 0 is appended as tokens too, instead of replacing the video's first.
@@ -138,6 +163,6 @@ impl Pipeline {
 
     /// Whether the official pipeline keeps the second stage's sound.
     pub(crate) fn keeps_refined_audio(self) -> bool {
-        matches!(self, Pipeline::Distilled | Pipeline::Keyframes)
+        matches!(self, Pipeline::Distilled | Pipeline::IcLora | Pipeline::Keyframes)
     }
 }

@@ -111,7 +111,7 @@ pub(crate) fn bench(
     if request.denoised_conditions().next().is_some() || request.given_frames().is_some() {
         return Err(PipelineError::Usage(
             "bench supports requests without conditions only; leave out request.images, request.video, \
-             request.audio_latents, conditioning.generated_keyframes and, by official_1_0, request.audio"
+             request.reference_videos, request.audio_latents, conditioning.generated_keyframes and, by official_1_0, request.audio"
                 .into(),
         ));
     }

@@ -190,3 +190,76 @@ pub(crate) fn appended_coords(
     let views: Vec<_> = each.iter().map(|c| c.view()).collect();
     ndarray::concatenate(Dim(2), &views).unwrap_or_else(|_| Array4::zeros((1, 3, 0, 2)))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::request::{Content, Placement};
+    use crate::sampling::latents::AudioShape;
+    use crate::weights::Checkpoint;
+
+    /// The reference's own states (scripts/oracle/cases_references.py): 9 frames of 64 x 64 pixels.
+    fn state(name: &str) -> ndarray::ArrayD<f32> {
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/cases/reference_states/states.safetensors");
+        let checkpoint = Checkpoint::open(file.as_ref()).expect("a file");
+        checkpoint.get(&format!("out.{name}")).and_then(|view| view.to_tensor()).expect("a tensor").into_f32()
+    }
+
+    fn shapes() -> Shapes {
+        let video = VideoShape { batch: 1, channels: 2, frames: 2, height: 2, width: 2 };
+        let audio = AudioShape { batch: 1, channels: 1, length: 1, mel_bins: 1 };
+        let (tokens, roles) = (Av { video: 8, audio: 1 }, Av::default());
+        Shapes { video, audio, tokens, appended: 0, roles, drawn: Av::both(true) }
+    }
+
+    /// A reference of latent frames, its scales, strength and weight.
+    fn reference(latents: usize, [downscale, step]: [usize; 2], strength: f32, attention: f32) -> Condition {
+        let grid = ReferenceGrid { frames: (latents - 1) * 8 + 1, downscale, step, attention };
+        let content = Content::Reference { path: "a.mp4".into(), mask: None };
+        Condition { content, placement: Placement::Beside(grid), strength }
+    }
+
+    #[test]
+    fn appended_tokens_are_the_reference_s_bit_for_bit() {
+        let (shapes, c) = (shapes(), TransformerConfig::default());
+        let image = Condition {
+            content: Content::Image { path: "a.png".into(), crf: 0 },
+            placement: Placement::Appended { frame: 8, span: Span::Frame },
+            strength: 0.5,
+        };
+        let by_token = [0.125, 0.5, 0.75];
+        let weighed = vec![
+            (image, None),
+            (reference(2, [2, 1], 1.0, 0.5), Some(vec![0.5; 2])),
+            (reference(1, [2, 1], 1.0, 1.0), None),
+            (reference(3, [2, 1], 0.25, 1.0), Some(by_token.to_vec())),
+            (reference(1, [2, 1], 1.0, 0.0), Some(vec![0.0])),
+        ];
+        let plain = vec![(reference(2, [1, 1], 0.75, 1.0), None), (reference(3, [2, 1], 1.0, 1.0), None)];
+        let slow = vec![(reference(2, [2, 2], 1.0, 1.0), None), (reference(3, [1, 4], 1.0, 1.0), None)];
+        for (name, items) in [("plain", plain), ("weighed", weighed), ("slow", slow)] {
+            let conditions: Vec<Condition> = items.iter().map(|(condition, _)| condition.clone()).collect();
+            let coords = appended_coords(&c, &shapes, &conditions, 24.0);
+            assert_eq!(coords.index_axis(Dim(0), 0).into_dyn(), state(&format!("{name}.positions")), "{name}");
+            let mut attention = AttentionWeights::new(8);
+            let mut levels = vec![1.0; 8];
+            for (condition, weights) in &items {
+                let latents = condition.appended(&shapes.video, 8).expect("tokens of its own");
+                let n = latents.frames * latents.height * latents.width;
+                levels.extend(vec![condition.noise_level(); n]);
+                attention.append(n, weights.as_deref());
+            }
+            assert_eq!(Array1::from(levels).into_dyn(), state(&format!("{name}.levels")), "{name}");
+            match attention.finish() {
+                Some(weights) => assert_eq!(weights.into_dyn(), state("weighed.attention"), "{name}"),
+                None => assert_ne!(name, "weighed"),
+            }
+        }
+    }
+
+    #[test]
+    fn a_weight_is_a_logarithm_beside_scores() {
+        let bias = score_bias(&ndarray::arr2(&[[1.0, 0.5], [0.0, 0.25]]));
+        assert_eq!(bias, ndarray::arr2(&[[0.0, 0.5_f32.ln()], [-1e30, 0.25_f32.ln()]]));
+    }
+}

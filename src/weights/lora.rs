@@ -101,11 +101,7 @@ impl LoraFile {
     /// # Errors
     /// No such file, or one that holds something else than pairs of matrices whose ranks agree.
     pub fn open(name: &str) -> Result<Self, WeightsError> {
-        let path = match Path::new(name).exists() || !HubCache::is_name(name) {
-            true => PathBuf::from(name),
-            false => HubCache::from_env().resolve(name)?,
-        };
-        let checkpoint = Checkpoint::open(&path)?;
+        let checkpoint = Checkpoint::open(&locate(name)?)?;
         let path = checkpoint.path().to_path_buf();
         let metadata = Metadata::of(&checkpoint)?;
         let mut found: BTreeMap<(Component, String), Parts> = BTreeMap::new();
@@ -195,6 +191,14 @@ impl LoraFile {
             }
         }
         Ok(())
+    }
+}
+
+/// The file of a path, or of a name in the local Hugging Face cache.
+pub(super) fn locate(name: &str) -> Result<PathBuf, WeightsError> {
+    match Path::new(name).exists() || !HubCache::is_name(name) {
+        true => Ok(PathBuf::from(name)),
+        false => HubCache::from_env().resolve(name),
     }
 }
 

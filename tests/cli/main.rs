@@ -29,6 +29,7 @@ mod packages;
 mod plugins;
 mod pods;
 mod profile;
+mod references;
 mod resume;
 mod search;
 mod seeds;

@@ -45,6 +45,7 @@ mod pjrt;
 mod processes;
 mod programs;
 mod quantized;
+mod references;
 mod samplers;
 mod sound;
 mod spatial_sharding;

@@ -1,0 +1,149 @@
+//! `--reference-video`: a video beside a reference, and references that cannot be.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::Path;
+use std::process::Output;
+
+use ltx2::media::{Frames, write_png_frames};
+use ndarray::Array4;
+use safetensors::{Dtype, tensor::TensorView};
+use serde_json::Value;
+
+use crate::support::{self, needs};
+
+const ONE_STAGE: [&str; 2] = ["--pipeline", "text_to_video"];
+
+fn generate(config: &str, out: &Path, more: &[&str]) -> Output {
+    let out = out.to_str().expect("UTF-8");
+    let arguments = [&["generate", "-c", config, "-o", out, "--force"], more].concat();
+    support::ltx2().args(arguments).output().expect("the binary runs")
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// The one error of a run that ends with a code.
+fn fails(code: i32, more: &[&str]) -> String {
+    let folder = tempfile::tempdir().expect("a folder");
+    let made = generate(support::tiny(), &folder.path().join("x.mp4"), more);
+    let said = said(&made);
+    assert_eq!(made.status.code(), Some(code), "{more:?}: {said}");
+    let errors: Vec<&str> = said.lines().filter(|line| line.starts_with("error: ")).collect();
+    assert_eq!(errors.len(), 1, "one line says it: {said}");
+    errors[0].to_string()
+}
+
+/// A folder of frames.
+fn video(path: &Path, (frames, height, width): (usize, usize, usize)) -> String {
+    let byte = |(f, y, x, c)| ((f * 13 + y * 3 + x * 5 + c * 70) % 256) as u8;
+    let frames = Frames::new(Array4::from_shape_fn((frames, height, width, 3), byte)).expect("frames");
+    write_png_frames(path, &frames).expect("written");
+    path.to_str().expect("UTF-8").to_string()
+}
+
+/// A file with no tensors but one, and a header.
+fn lora(path: &Path, header: &[(&str, &str)]) -> String {
+    let view = TensorView::new(Dtype::F32, vec![1], &[0; 4]).expect("a tensor");
+    let header: HashMap<String, String> = header.iter().map(|(k, v)| ((*k).into(), (*v).into())).collect();
+    fs::write(path, safetensors::serialize([("x", view)], Some(header)).expect("bytes")).expect("written");
+    path.to_str().expect("UTF-8").to_string()
+}
+
+/// A portrait of 12 frames beside a video of 9, and its repeat by the sidecar.
+#[needs(cpu)]
+fn a_video_beside_a_reference() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name);
+    let wide = video(&path("wide"), (12, 50, 70));
+    let given = format!("{wide}=0.75");
+    let made = generate(support::tiny(), &path("a.mp4"), &[&ONE_STAGE[..], &["--reference-video", &given]].concat());
+    let told = said(&made);
+    assert!(made.status.success(), "{told}");
+    // 64 x 96 of 70 x 50: what a video of that shape covers is told, and that nothing trained it to be followed.
+    assert!(told.contains("70x50, the video is 64x96: 52 % of it lies outside and is cut off"), "{told}");
+    assert!(told.contains("a model follows references by an IC-LoRA, and none is given: --lora FILE"), "{told}");
+    let read = |name: &str| -> Value {
+        serde_json::from_str(&fs::read_to_string(path(name)).expect("a sidecar")).expect("JSON")
+    };
+    let sidecar = read("a.json");
+    let reference = &sidecar["config"]["request"]["reference_videos"][0];
+    assert_eq!((&reference["frames"], &reference["strength"]), (&Value::from(9), &Value::from(0.75)));
+    assert_eq!(sidecar["config"]["conditioning"]["reference_downscale_factor"], 1);
+    let hashes = sidecar["inputs"].as_object().expect("hashes");
+    assert_eq!(hashes.keys().collect::<Vec<_>>(), [&wide]);
+    assert_eq!(hashes[&wide].as_str().map(str::len), Some(64));
+    let repeated = generate(path("a.json").to_str().expect("UTF-8"), &path("b.mp4"), &[]);
+    assert!(repeated.status.success(), "{}", said(&repeated));
+    assert_eq!(read("b.json")["sha256"], sidecar["sha256"]);
+    // It is not the video that is made without.
+    let plain = generate(support::tiny(), &path("c.mp4"), &ONE_STAGE);
+    assert!(plain.status.success(), "{}", said(&plain));
+    assert_ne!(read("c.json")["sha256"], sidecar["sha256"]);
+}
+
+#[needs(cpu)]
+fn references_that_cannot_be() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name);
+    let nine = video(&path("nine"), (9, 32, 32));
+    let reference = |more: &[&str]| fails(2, &[&["--reference-video", &nine][..], more].concat());
+    let half = lora(&path("half.safetensors"), &[("reference_downscale_factor", "half")]);
+    let [two, three] =
+        ["2", "3"].map(|scale| lora(&path(&format!("{scale}.safetensors")), &[("reference_downscale_factor", scale)]));
+    let hdr = lora(&path("hdr.safetensors"), &[("hdr_transform", "logc3")]);
+    let no_number = "`reference_downscale_factor`: `half` in the header is no whole number above 0";
+    for (more, why) in [
+        (&["--lora", &half][..], no_number),
+        (&["--lora", &two, "--lora", &three], "2.safetensors says 2: LoRAs of different scales do not go together"),
+        (&["--lora", &hdr], "`hdr_transform`: logc3: a LoRA of high dynamic range"),
+        (&["--lora", "gone.safetensors"], "gone.safetensors"),
+        (
+            &["--lora", &two, "--width", "64"],
+            "must be a multiple of 128 with two stages and references of 1/2 its size",
+        ),
+        (&["--pipeline", "text_to_audio"], "takes no reference videos; --pipeline ic_lora does"),
+        (&["--num-frames", "auto"], "references are cut to a number of frames: give one"),
+    ] {
+        let error = reference(more);
+        assert!(error.contains(why), "{more:?}: {error}");
+    }
+    assert!(fails(2, &["--reference-video", "gone.mp4"]).contains("cannot read gone.mp4"));
+    assert!(fails(2, &["--reference-video", &format!("{nine}=2")]).contains("a number from 0 to 1"));
+    assert!(fails(2, &["--pipeline", "ic_lora"]).contains("needs a reference: --reference-video PATH"));
+
+    // What only the video itself tells ends before anything is loaded.
+    let more = |keys: &str| format!("request.reference_videos=[{{path: {nine}, {keys}}}]");
+    let long = fails(1, &[&ONE_STAGE[..], &["--num-frames", "17", "--set", &more("frames: 17")]].concat());
+    assert!(long.contains("nine") && long.contains("has 9 frames, 17 are needed"), "{long}");
+    let four = video(&path("four"), (4, 32, 32));
+    video(&path("more"), (17, 32, 32));
+    let masked = format!("request.reference_videos=[{{path: {}, attention_mask: {four}}}]", path("more").display());
+    let mask = fails(2, &[&ONE_STAGE[..], &["--num-frames", "17", "--set", &masked]].concat());
+    assert!(
+        mask.contains("four") && mask.contains("a mask of 4 frames does not fit the reference's 3 latent"),
+        "{mask}"
+    );
+}
+
+/// What a run would be: the tokens of references are counted in the first stage.
+#[needs(nothing)]
+fn a_plan_counts_the_tokens_of_references() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let nine = video(&folder.path().join("nine"), (9, 32, 32));
+    let lora = "tests/fixtures/lora/ic_tiny_a.safetensors";
+    let plan = |more: &[&str]| {
+        let size = ["--width", "256", "--height", "128", "--num-frames", "17", "--dry-run"];
+        let given = ["generate", "-m", "ltx2", "--reference-video", &nine, "--reference-video", &nine];
+        let output = support::ltx2().args([&given[..], &size, more].concat()).output().expect("the binary runs");
+        assert!(output.status.success(), "{}", said(&output));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    // Two latent frames of each: 2 x 1 at half the size of a first stage of 128 x 64, 8 x 4 in one stage.
+    let two_stages = plan(&["--lora", lora]);
+    assert!(two_stages.contains("pipeline   ic_lora, preset ltx2_distilled"), "{two_stages}");
+    assert!(two_stages.contains("references 8 tokens behind the first stage's video"), "{two_stages}");
+    let one_stage = plan(&ONE_STAGE);
+    assert!(one_stage.contains("references 128 tokens behind the first stage's video"), "{one_stage}");
+}

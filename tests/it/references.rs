@@ -1,0 +1,161 @@
+//! Videos made beside references against Lightricks' pipeline and diffusers' (scripts/oracle/cases_references.py): every step, with
+//! and without a second stage, with references of the stage's size and of half of it, with weighed attention and plain.
+
+use std::path::PathBuf;
+
+use ltx2::Config;
+use ltx2::hlo::DType;
+use ltx2::media::{Frames, write_png_frames};
+use ltx2::models::transformer::TransformerConfig;
+use ltx2::nn::Build;
+use ltx2::pipeline::loras::Loras;
+use ltx2::pipeline::runner::Runner;
+use ltx2::request::{Request, Shapes};
+use ltx2::sampling::denoise::denoise;
+use ndarray::{Array4, Axis};
+use serde_json::{Value, json};
+
+use crate::layouts::{build, limit};
+use crate::support::official::{cases_of, dumping_steps, open_with};
+use crate::support::thresholds::row;
+use crate::support::{Case, cpu, dumped, dumping, generate, needs, plain, relative_l2};
+
+/// The generator's patterns, a folder each.
+struct Patterns(tempfile::TempDir);
+
+impl Patterns {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        for (name, size) in
+            [("wide", (17, 48, 80)), ("tall", (12, 70, 50)), ("mask", (9, 64, 64)), ("square", (9, 32, 32))]
+        {
+            let byte = |(f, y, x, c)| ((f * 11 + y * 5 + x * 3 + c * 40 + name.len() * 17) % 256) as u8;
+            let (frames, height, width) = size;
+            let frames = Frames::new(Array4::from_shape_fn((frames, height, width, 3), byte)).expect("frames");
+            write_png_frames(&folder.path().join(name), &frames).expect("written");
+        }
+        Patterns(folder)
+    }
+
+    fn path(&self, name: &Value) -> PathBuf {
+        self.0.path().join(name.as_str().expect("a name"))
+    }
+
+    /// The configuration of a case.
+    fn config(&self, case: &Case) -> Config {
+        let keys = case.scalars["common"].as_array().expect("settings").iter();
+        let mut keys: Vec<String> = keys.map(|key| key.as_str().expect("a setting").to_string()).collect();
+        let mut videos = case.scalars["references"].clone();
+        for video in videos.as_array_mut().expect("references") {
+            for key in ["path", "attention_mask"] {
+                if !video[key].is_null() {
+                    video[key] = json!(self.path(&video[key]));
+                }
+            }
+        }
+        keys.extend([format!("request.reference_videos={videos}"), "runtime.dtype=f32".into()]);
+        let config = Config::load(case.scalars["preset"].as_str().expect("a preset"), keys);
+        config.unwrap_or_else(|e| panic!("{}: {e}", case.name))
+    }
+}
+
+/// A case's request on a runner that has its LoRAs.
+fn ready(runner: &mut Runner, config: &Config) -> Request {
+    runner.executor.keep_loras(Loras::open(&config.model).expect("updates")).expect("fits");
+    let job = config.jobs().expect("a job").remove(0);
+    runner.model.request(config, &job).expect("a request")
+}
+
+fn agrees(model: &str, count: usize) {
+    let (all, mut runner) = cases_of(&cpu(8), "references", model);
+    assert_eq!(all.len(), count);
+    let patterns = Patterns::new();
+    let mut largest = (0.0, String::new());
+    for case in &all {
+        let request = ready(&mut runner, &patterns.config(case));
+        let made = generate(&mut runner, &request, &dumping_steps());
+        for name in case.outputs.keys() {
+            let distance = case.distance(name, dumped(&made, name));
+            eprintln!("{} {name}: {distance:.1e}", case.name);
+            assert!(distance <= row(&case.name).f32(), "{} {name}: {distance:e}", case.name);
+            if distance > largest.0 {
+                largest = (distance, format!("{} {name}", case.name));
+            }
+        }
+        if case.name.ends_with("whole") {
+            // The image's tokens stay as they are in each stage.
+            for (stage, last) in [("", 8), ("stage_2.", 3)] {
+                let step = |n: usize| dumped(&made, &format!("{stage}step_{n}.latents.video")).to_f32();
+                let [first, last] = [step(0), step(last)].map(|latents| latents.index_axis_move(Axis(2), 0));
+                assert_eq!(first, last, "{stage}");
+            }
+        }
+    }
+    eprintln!("references {model}: at most {:.1e}, {}", largest.0, largest.1);
+}
+
+#[needs(cpu)]
+fn of_2_0() {
+    agrees("tiny_a", 2);
+}
+
+#[needs(cpu)]
+fn of_2_3() {
+    agrees("tiny_2_3", 4);
+}
+
+/// Conditioned requests on every layout whose attention communicates in its own way; the mask has a row for each query.
+#[needs(cpu, full)]
+fn every_layout_gives_what_one_device_gives() {
+    let (client, patterns) = (cpu(8), Patterns::new());
+    let (all, runner) = cases_of(&client, "references", "tiny_a");
+    drop(runner);
+    for case in &all {
+        let config = patterns.config(case);
+        let run = |how: Build| {
+            let mut runner = open_with(&client, case, how);
+            let request = ready(&mut runner, &config);
+            generate(&mut runner, &request, &dumping(None))
+        };
+        let whole = run(plain(DType::F32));
+        for (layout, mesh) in [
+            ("cfg", "cfg=4"),
+            ("sequence", "context=4"),
+            ("fsdp-ulysses", "cfg=4,context=2"),
+            ("tensor", "cfg=2,context=2,tensor=2"),
+            ("hybrid", "context=8"),
+            ("ring", "context=2"),
+        ] {
+            let got = run(build(layout, mesh, 8));
+            for name in ["latents.video", "latents.audio", "video"] {
+                let distance = relative_l2(dumped(&got, name), dumped(&whole, name));
+                eprintln!("{} {layout} {mesh} {name}: {distance:.1e}", case.name);
+                assert!(distance <= limit(layout), "{} {layout} {mesh} {name}: {distance:e}", case.name);
+            }
+        }
+    }
+}
+
+/// Attention is weighed where some weight is less than 1, in the first stage, and nowhere else: the program of others has no mask.
+#[needs(cpu)]
+fn a_mask_is_where_attention_is_weighed() {
+    let (client, patterns) = (cpu(8), Patterns::new());
+    let (all, mut runner) = cases_of(&client, "references", "tiny_a");
+    for case in &all {
+        let config = std::fs::read_to_string(case.model.join("transformer/config.json")).expect("a configuration");
+        let c = TransformerConfig::from_json(&serde_json::from_str(&config).expect("JSON")).expect("valid");
+        let request = ready(&mut runner, &patterns.config(case));
+        let (first, second) = request.passes();
+        assert_eq!(second.is_some(), case.name.ends_with("whole"));
+        for (request, references) in [Some((first, true)), second.map(|second| (second, false))].into_iter().flatten() {
+            let sizes = &runner.model.sizes;
+            let shapes = Shapes::of(sizes, &request).expect("legal sizes");
+            assert_eq!(shapes.appended > 0, references, "{}", case.name);
+            let shape = request.denoise_shape(sizes, &shapes, 1);
+            let network = denoise(&c, &shape, &plain(DType::F32)).expect("builds");
+            let mask = network.program.argument("self_mask.video").map(|at| &network.program.arguments[at].ty.dims);
+            let n = shapes.tokens.video;
+            assert_eq!(mask, case.name.ends_with("half").then(|| vec![1, n, n]).as_ref(), "{}", case.name);
+        }
+    }
+}
