@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 
 use super::error::{ConfigError, ValueOrigin};
+use super::pipeline::Pipeline;
 use super::schema::{Config, Mesh};
 use super::tree::Tree;
 use super::validate::{Place, accepts_text, validate};
@@ -104,7 +105,7 @@ pub fn load(given: &CliOverrides) -> Result<Loaded, ConfigError> {
     for layer in preset_layers(preset)?.into_iter().chain(files).chain([line]) {
         lay(&mut merged, layer)?;
     }
-    plain_steps_by_diffusers(&mut merged);
+    plain_steps(&mut merged);
     if let Some(seconds) = given.seconds {
         set_seconds(&mut merged, seconds)?;
     }
@@ -257,11 +258,14 @@ const BY_REFERENCE: [&str; 13] = [
     "model.lora_merge",
 ];
 
-/// diffusers makes the steps of every distilled model without noise: its pipelines give a sampler that draws no generator. A
-/// sampler that the preset has, and nobody wrote, is plain Euler by it.
-fn plain_steps_by_diffusers(merged: &mut Tree) {
-    let Some((_, origin)) = merged.leaf("reference").filter(|(value, _)| **value == "diffusers") else { return };
-    let by = ValueOrigin::Reference(Box::new(origin.clone()));
+/// diffusers makes the steps of every distilled model without noise: its pipelines give a sampler that draws no generator. So does
+/// Lightricks' in-context pipeline. A sampler that the preset has, and nobody wrote, is plain Euler there.
+fn plain_steps(merged: &mut Tree) {
+    let is =
+        |key: &str, word: &str| merged.leaf(key).filter(|(value, _)| **value == word).map(|(_, origin)| origin.clone());
+    let by_reference = is("reference", "diffusers").map(|origin| ValueOrigin::Reference(Box::new(origin)));
+    let name = Pipeline::IcLora.name();
+    let Some(by) = by_reference.or_else(|| is("pipeline", name).map(|_| ValueOrigin::Pipeline(name))) else { return };
     if merged
         .leaf("sampler.kind")
         .is_some_and(|(kind, origin)| kind == "euler_ancestral" && presets::is_shipped(origin))

@@ -9,6 +9,7 @@ use crate::models::testing::{changed, published};
 use crate::models::transformer::TransformerConfig;
 use crate::models::{audio_vae, video_vae};
 use crate::nn::Build;
+use crate::sampling::SamplerKind;
 use crate::sampling::denoise::denoise;
 
 /// A configuration with some keys set.
@@ -93,4 +94,35 @@ fn generated_frames_are_tokens_of_the_first_pass() {
     }
     let why = request("reference=official", &sizes(&json!({}))).expect_err("no marker").to_string();
     assert!(why.contains("conditioning.generated_keyframes = 2: this transformer lacks the mark"), "{why}");
+}
+
+/// References are tokens of the first pass alone, of LTX-2.5 too, whose marks they lack; both scales and their frames written, no file
+/// is read.
+#[test]
+fn references_are_tokens_of_the_first_pass() {
+    let marks = sizes(&json!({"ff_bias": false, "use_keyframes_abs_pos_embedding": true}));
+    let set = [
+        "pipeline=ic_lora",
+        "request={width: 256, height: 128, num_frames: 17}",
+        "request.reference_videos=[{path: a.mp4, frames: 12, attention_strength: 0.5}, {path: b.mp4, frames: 99}]",
+        "conditioning={reference_downscale_factor: 2, reference_temporal_scale_factor: 1}",
+    ];
+    let config = Config::load("ltx2_5_distilled", set).expect("legal");
+    assert_eq!(config.sampler.kind, SamplerKind::Euler, "Lightricks' pipeline draws no noise in its steps");
+    let job = Job { index: 0, prompt: String::new(), seed: 1 };
+    let (one, two) = of_job(&config, &marks, &job).expect("legal sizes").passes();
+    let shapes = Shapes::of(&marks, &one).expect("legal sizes");
+    // 3 latent frames of 2 x 4 tokens; behind them 2 and 3 frames of 1 x 2.
+    assert_eq!((shapes.own_tokens(), shapes.appended), (24, 10));
+    let marked = shapes.single_frames(&one.conditions.video, true);
+    assert!(marked.iter().enumerate().all(|(n, mark)| *mark == f32::from(n < 8)), "{marked}");
+    let mask = |request: &Request| {
+        let shapes = Shapes::of(&marks, request).expect("legal sizes");
+        let shape = request.denoise_shape(&marks, &shapes, 1);
+        let network = denoise(&marks.transformer, &shape, &Build::new(DType::F32)).expect("builds");
+        network.program.argument("self_mask.video").map(|at| network.program.arguments[at].ty.dims.clone())
+    };
+    assert_eq!(mask(&one), Some(vec![1, 34, 34]));
+    let two = two.expect("two passes");
+    assert_eq!((mask(&two), Shapes::of(&marks, &two).expect("legal sizes").appended), (None, 0));
 }
