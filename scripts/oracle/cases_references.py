@@ -152,14 +152,14 @@ def by_diffusers():
     del parts["duration_head"]
     pipeline = LTX2InContextPipeline(**parts)
     pipeline.set_progress_bar_config(disable=True)
-    pictures = [Image.fromarray(frame.numpy()) for frame in frames("square")]
+    pixels = [Image.fromarray(frame.numpy()) for frame in frames("square")]
     own = [f"request.{key}={asked[key]}" for key in ("prompt", "negative_prompt", "seed", "width", "height", "num_frames")]
     own += [f"request.{key}={asked[key]}" for key in ("frame_rate", "max_sequence_length")]
     own += [f"guidance.{stream}.{key}={value}" for stream, values in guidance.items() for key, value in values.items()]
     own += ["guidance.stg_blocks=[]", "pipeline=text_to_video", "reference=diffusers", "sampler.sigma_shift=official"]
     own += [f"sampler.steps={asked['steps']}", "conditioning.reference_downscale_factor=2"]
     for case, attention in (("diffusers", 1.0), ("diffusers_off", 0.0)):
-        given = [LTX2ReferenceCondition(pictures), LTX2ReferenceCondition(pictures)]
+        given = [LTX2ReferenceCondition(pixels), LTX2ReferenceCondition(pixels)]
         seen = []
 
         def keep(_, step, __, tensors):

@@ -44,14 +44,13 @@ fn check_request(config: &Config) -> Result<(), Fault> {
     for (key, value) in [("request.width", r.width), ("request.height", r.height)] {
         if value % multiple != 0 {
             let (low, high) = around(value, 0, multiple);
-            let stages = if config.pipeline.has_two_stages() { " with two stages" } else { "" };
-            let references = match config.conditioning.reference_scales()[0] {
-                scale if scale > 1 && !r.reference_videos.is_empty() => {
-                    format!(" and references of 1/{scale} its size")
-                }
-                _ => String::new(),
-            };
-            let why = format!("must be a multiple of {multiple}{stages}{references}; the nearest are {low} and {high}");
+            let stages = config.pipeline.has_two_stages().then(|| "two stages".to_string());
+            let scale = config.conditioning.reference_scales()[0];
+            let smaller = scale > 1 && !r.reference_videos.is_empty();
+            let references = smaller.then(|| format!("references of 1/{scale} its size"));
+            let with = [stages, references].into_iter().flatten().collect::<Vec<_>>().join(" and ");
+            let with = if with.is_empty() { with } else { format!(" with {with}") };
+            let why = format!("must be a multiple of {multiple}{with}; the nearest are {low} and {high}");
             return fail(key, value.to_string(), why);
         }
     }

@@ -148,7 +148,7 @@ fn differences(config: &Config, video: &ReferenceVideo, info: &ClipInfo, most: u
     let mut lines = Vec::new();
     let read = info.frames.min(most);
     if read < most {
-        lines.push(format!("{path}: {read} frames, the video has {most}: none of it stands beside the last ones"));
+        lines.push(format!("{path}: {read} frames, the video has {most}: the last ones have no reference"));
     }
     let taken = taken(read, step);
     let encoded = encoded_frames(read, step);
@@ -160,7 +160,7 @@ fn differences(config: &Config, video: &ReferenceVideo, info: &ClipInfo, most: u
     }
     if let Some(rate) = info.frame_rate.filter(|rate| (rate - r.frame_rate).abs() > 1e-3) {
         lines.push(format!(
-            "{path}: {rate:.3} frames a second, the video has {:.3}: frames stand beside frames, whatever their time",
+            "{path}: {rate:.3} frames a second, the video has {:.3}: frame goes with frame, whatever their times",
             r.frame_rate
         ));
     }
@@ -215,9 +215,6 @@ mod tests {
     fn frames_are_those_of_whole_latents() {
         let steps = |frames: usize| [1, 2, 4].map(|step| encoded_frames(frames, step));
         assert_eq!([1, 8, 9, 121].map(steps), [[1, 1, 1], [1, 1, 1], [9, 1, 1], [121, 57, 25]]);
-        // The last that is read is the last that is encoded.
-        let grid = |frames, step| crate::request::ReferenceGrid { frames, downscale: 1, step, attention: 1.0 };
-        assert_eq!([grid(25, 1), grid(25, 4), grid(1, 4)].map(|grid| grid.source_frames()), [25, 94, 1]);
     }
 
     #[test]

@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_folder_is_its_pictures_in_turn() {
+    fn a_folder_is_its_frames_in_turn() {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
         for (name, bytes) in [("b.png", "cd"), ("a.png", "ab"), ("note.txt", "x"), ("whole", "abcd")] {

@@ -99,7 +99,7 @@ impl ConditionTokens {
     }
 }
 
-/// What weights of attention add to scores: their logarithms.
+/// Bias of scores by weights of attention, `[n, n]`: their logarithms.
 fn score_bias(weights: &Array2<f32>) -> Array2<f32> {
     weights.mapv(|weight| if weight > 0.0 { weight.ln() } else { MASK_VALUE as f32 })
 }

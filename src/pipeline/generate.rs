@@ -120,7 +120,7 @@ pub fn generate(
                     path: path.clone(),
                     replace: options.force || again.contains(&path),
                     report: RunReport::of(&generated, &runner.executor, made),
-                    sidecar: config.output.sidecar.then(|| sidecar(config, job, [&model, &inputs], &runner, &versions)),
+                    sidecar: config.output.sidecar.then(|| sidecar(config, job, &model, &inputs, &runner, &versions)),
                     generated,
                 };
                 writer.start(jobs.iter().zip(paths).zip(videos).map(of).collect(), run.saving.take());
@@ -171,7 +171,7 @@ fn inputs(config: &Config) -> Result<Value> {
 }
 
 /// The sidecar of a video, without hashes of what is made and times.
-fn sidecar(config: &Config, job: &Job, [model, inputs]: [&Value; 2], runner: &Runner, versions: &Value) -> Value {
+fn sidecar(config: &Config, job: &Job, model: &Value, inputs: &Value, runner: &Runner, versions: &Value) -> Value {
     json!({
         "config": config.effective(&job.prompt, job.seed),
         "seed": job.seed,

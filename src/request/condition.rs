@@ -395,6 +395,14 @@ mod tests {
         assert_eq!(of(7, 9), [1, 2, 3, 4, 5, 6, 7]);
     }
 
+    /// The last frame that is read is the last that is encoded.
+    #[test]
+    fn frames_of_a_reference_are_a_step_apart() {
+        let grid = |frames, step| ReferenceGrid { frames, downscale: 1, step, attention: 1.0 };
+        assert_eq!([grid(25, 1), grid(25, 4), grid(1, 4)].map(|grid| grid.source_frames()), [25, 94, 1]);
+        assert_eq!((0..5).map(|i| grid(5, 4).frame(i)).collect::<Vec<_>>(), [0, 1, 5, 9, 13]);
+    }
+
     #[test]
     fn a_span_of_sound_ends_after_it_starts() {
         let kept = |start, end| config::AudioLatents { path: "a.safetensors".into(), start, end, strength: 0.25 };

@@ -99,10 +99,7 @@ fn references_that_cannot_be() {
         (&["--lora", &two, "--lora", &three], "2.safetensors says 2: LoRAs of different scales do not go together"),
         (&["--lora", &hdr], "`hdr_transform`: logc3: a LoRA of high dynamic range"),
         (&["--lora", "gone.safetensors"], "gone.safetensors"),
-        (
-            &["--lora", &two, "--width", "64"],
-            "must be a multiple of 128 with two stages and references of 1/2 its size",
-        ),
+        (&["--lora", &two], "must be a multiple of 64 with references of 1/2 its size; the nearest are 64 and 128"),
         (&["--pipeline", "text_to_audio"], "takes no reference videos; --pipeline ic_lora does"),
         (&["--num-frames", "auto"], "references are cut to a number of frames: give one"),
     ] {
@@ -127,7 +124,7 @@ fn references_that_cannot_be() {
     );
 }
 
-/// What a run would be: the tokens of references are counted in the first stage.
+/// Tokens of references are counted in the first stage.
 #[needs(nothing)]
 fn a_plan_counts_the_tokens_of_references() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -138,7 +135,7 @@ fn a_plan_counts_the_tokens_of_references() {
         let given = ["generate", "-m", "ltx2", "--reference-video", &nine, "--reference-video", &nine];
         let output = support::ltx2().args([&given[..], &size, more].concat()).output().expect("the binary runs");
         assert!(output.status.success(), "{}", said(&output));
-        String::from_utf8_lossy(&output.stdout).into_owned()
+        String::from_utf8_lossy(&output.stdout).into_owned() + &said(&output)
     };
     // Two latent frames of each: 2 x 1 at half the size of a first stage of 128 x 64, 8 x 4 in one stage.
     let two_stages = plan(&["--lora", lora]);
