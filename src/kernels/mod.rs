@@ -79,7 +79,7 @@ pub fn attention(kernel: Kernel, q: &Value, k: &Value, v: &Value, bias: Option<&
         _ => {}
     }
     let v = &values_as_read(v);
-    match chunk(q, k) {
+    match chunk(q, k, bias) {
         None => plain::attention(q, k, v, bias, scale),
         Some(size) => {
             let attend = |q: &Value, bias: Option<&Value>| vec![plain::attention(q, k, v, bias, scale)];
@@ -119,7 +119,7 @@ impl Partial {
             _ => {}
         }
         let v = &values_as_read(v);
-        let Some(size) = chunk(q, k) else {
+        let Some(size) = chunk(q, k, bias) else {
             return Partial::from_values(&plain::partial(q, k, v, bias, scale));
         };
         let wide = Type::new(DType::F32, q.dims());
@@ -172,8 +172,10 @@ fn values_as_read(v: &Value) -> Value {
 }
 
 /// Queries that are taken at a time, if not all.
-fn chunk(q: &Value, k: &Value) -> Option<usize> {
-    let row = q.dim(0) * q.dim(2) * k.dim(1);
+fn chunk(q: &Value, k: &Value, bias: Option<&Value>) -> Option<usize> {
+    // Blocks with a bias of rows each are many and short: what is long is a sequence.
+    let entries = if bias.is_some_and(|bias| bias.dim(-2) != 1) { 1 } else { q.dim(0) };
+    let row = entries * q.dim(2) * k.dim(1);
     if row * q.dim(1) <= LARGEST_SCORES {
         return None;
     }

@@ -116,6 +116,16 @@ const PRESETS: [&str; 14] = [
     "ltx2_5_dfr",
 ];
 
+/// Videos beside references, of which one is weighed.
+fn beside_references() -> impl Iterator<Item = Case> {
+    [("ltx2_distilled", V5P), ("ltx2_3_distilled", CUDA)].into_iter().map(|(preset, platform)| {
+        let videos = "[{path: depth.mp4, frames: 121}, {path: pose.mp4, frames: 97, attention_strength: 0.5}]";
+        let scales = "{reference_downscale_factor: 2, reference_temporal_scale_factor: 1}";
+        let beside = Case::new(preset, platform).set("pipeline", "ic_lora").set("request.reference_videos", videos);
+        beside.set("conditioning", scales)
+    })
+}
+
 fn cases() -> Vec<Case> {
     let mut all = Vec::new();
     for preset in PRESETS {
@@ -139,13 +149,7 @@ fn cases() -> Vec<Case> {
         let kept = format!("[{{path: sound.safetensors, start: 1.0, strength: {strength}}}]");
         all.push(Case::new(preset, V5P).set("request.audio_latents", &kept));
     }
-    // Beside references, of which one is weighed.
-    for (preset, platform) in [("ltx2_distilled", V5P), ("ltx2_3_distilled", CUDA)] {
-        let videos = "[{path: depth.mp4, frames: 121}, {path: pose.mp4, frames: 97, attention_strength: 0.5}]";
-        let scales = "{reference_downscale_factor: 2, reference_temporal_scale_factor: 1}";
-        let beside = Case::new(preset, platform).set("pipeline", "ic_lora").set("request.reference_videos", videos);
-        all.push(beside.set("conditioning", scales));
-    }
+    all.extend(beside_references());
     // Temporal rounds without sound, and beside it.
     for (reference, platform) in [("official", CUDA), ("diffusers", V5P)] {
         let rounds = Case::new("ltx2_5_dfr", platform).set("dfr.temporal_rounds", "2");
