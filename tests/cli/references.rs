@@ -108,7 +108,9 @@ fn references_that_cannot_be() {
     }
     assert!(fails(2, &["--reference-video", "gone.mp4"]).contains("cannot read gone.mp4"));
     assert!(fails(2, &["--reference-video", &format!("{nine}=2")]).contains("a number from 0 to 1"));
-    assert!(fails(2, &["--pipeline", "ic_lora", "--height", "128"]).contains("needs a reference: --reference-video PATH"));
+    assert!(
+        fails(2, &["--pipeline", "ic_lora", "--height", "128"]).contains("needs a reference: --reference-video PATH")
+    );
 
     // What only the video itself tells ends before anything is loaded.
     let more = |keys: &str| format!("request.reference_videos=[{{path: {nine}, {keys}}}]");
