@@ -5,7 +5,9 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::support::needs;
-use ltx2::media::{Audio, Encoder, EncoderChoice, FrameRate, Frames, Mp4Options, write_mp4};
+use ltx2::media::{
+    Audio, Encoder, EncoderChoice, FrameRate, Frames, Mp4Options, read_clip, read_first_frames, write_mp4,
+};
 use ndarray::{Array2, Array4, s};
 
 const BOTH: [EncoderChoice; 2] = [EncoderChoice::Embedded, EncoderChoice::Ffmpeg];
@@ -150,5 +152,17 @@ fn odd_sizes_are_padded() {
         let decoded = Array4::from_shape_vec((5, 34, 48, 3), decode(&path)).expect("five frames");
         let cut = decoded.slice(s![.., ..33, ..47, ..]).as_standard_layout().into_owned();
         assert!(psnr(cut.as_slice().expect("contiguous"), bytes(&frames)) > 30.0);
+    }
+}
+
+#[needs(ffmpeg)]
+fn the_first_frames_of_a_file_are_those_of_all() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (path, ffmpeg) = (folder.path().join("a.mp4"), Path::new("ffmpeg"));
+    write_mp4(&path, &gradient(12, 32, 48), 24.0, None, &Mp4Options::default()).expect("written");
+    let all = read_clip(&path, ffmpeg).expect("a video");
+    for most in [1, 9, 12, 50] {
+        let first = read_first_frames(&path, ffmpeg, most).expect("a video");
+        assert_eq!(first, all.part(0..most.min(12)), "{most}");
     }
 }
