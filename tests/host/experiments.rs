@@ -82,6 +82,10 @@ fn a_slices_best_file_is_within_two_percent() {
         for row in text.lines().filter(|line| line.starts_with("| tpu:")) {
             let cells: Vec<&str> = row.trim_matches('|').split('|').map(str::trim).collect();
             let [devices, config, shape, case, share, ..] = cells[..] else { panic!("{page}: {row}") };
+            // Nothing else was compiled for these devices.
+            if share.is_empty() {
+                continue;
+            }
             let share: f64 = share.strip_suffix(" %").and_then(|n| n.parse().ok()).unwrap_or_else(|| panic!("{row}"));
             let best = behind.entry([devices, config, shape].map(String::from)).or_default();
             if case.starts_with("**") {
@@ -89,7 +93,7 @@ fn a_slices_best_file_is_within_two_percent() {
             }
         }
     }
-    assert!(behind.len() >= 40, "{} groups", behind.len());
+    assert!(behind.len() >= 37, "{} groups", behind.len());
     let far = |(_, share): &(&[String; 3], &Option<f64>)| share.is_none_or(|share| share > 2.0);
     let far: Vec<String> = behind.iter().filter(far).map(|(group, _)| group.join(" ")).collect();
     assert_eq!(far, ["tpu:v6e:4x4 ltx2_two_stage 1536x1024x121"]);
