@@ -138,8 +138,8 @@ def upsampler():
 
 def duration_head():
     """Text contexts of both streams to seconds."""
-    for index, (name, sizes) in enumerate({"duration_head": (2, 8, 8), "duration_head_queries": (1, 5, 3)}.items()):
-        batch, video, audio = sizes
+    all_sizes = {"duration_head": (2, 8, 8), "duration_head_queries": (1, 5, 3), "duration_head_narrow": (3, 2, 6)}
+    for index, (name, (batch, video, audio)) in enumerate(all_sizes.items()):
         config = models.DURATION_HEAD[name]
         inputs = {
             f"{stream}_tokens": randn(540 + index, stream, batch, tokens, config[f"{stream}_cross_attention_dim"])

@@ -271,7 +271,7 @@ WHOLE = ("tiny_a", "tiny_b", "tiny_2_3")
 STORED_BF16 = {"tiny_a", "tiny_2_3"}
 SHARDED = {"tiny_a"}
 
-# Of text contexts as wide as those of the smallest LTX-2.5; the other with several queries.
+# Of text contexts as wide as those of the smallest LTX-2.5; with several queries; with one head and a wide MLP.
 DURATION_HEAD = {
     "duration_head": dict(
         video_cross_attention_dim=20, audio_cross_attention_dim=12, pooler_hidden_dim=8, num_pooler_heads=4, mlp_hidden_dim=6
@@ -279,6 +279,10 @@ DURATION_HEAD = {
     "duration_head_queries": dict(
         video_cross_attention_dim=6, audio_cross_attention_dim=10, pooler_hidden_dim=9, num_queries=3, num_pooler_heads=3,
         mlp_hidden_dim=5,
+    ),
+    "duration_head_narrow": dict(
+        video_cross_attention_dim=7, audio_cross_attention_dim=5, pooler_hidden_dim=4, num_queries=2, num_pooler_heads=1,
+        mlp_hidden_dim=16,
     ),
 }
 # The folder of the upsampler in time.

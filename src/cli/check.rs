@@ -63,6 +63,8 @@ struct Newest {
     diffusion: bool,
     /// Components that `--num-frames auto` lacks.
     duration: Vec<&'static str>,
+    /// Components that DFR's rounds lack.
+    rounds: Vec<&'static str>,
 }
 
 impl Newest {
@@ -75,7 +77,7 @@ impl Newest {
         }
     }
 
-    fn lines(&self) -> [String; 2] {
+    fn lines(&self) -> [String; 3] {
         let decoder = match (self.convolution, self.diffusion) {
             (true, true) => "diffusion, by reference: diffusers conv; both are here",
             (false, true) => "diffusion; vae has no decoder, which conv needs",
@@ -89,7 +91,15 @@ impl Newest {
             }
             false => format!("needs {}", self.duration.join(", ")),
         };
-        [format!("model.decoder auto: {decoder}"), format!("--num-frames auto: {frames}")]
+        let rounds = match self.rounds.is_empty() {
+            true => "ready".to_string(),
+            false => format!("needs {}", self.rounds.join(", ")),
+        };
+        [
+            format!("model.decoder auto: {decoder}"),
+            format!("--num-frames auto: {frames}"),
+            format!("--temporal-rounds: {rounds}"),
+        ]
     }
 }
 
@@ -124,6 +134,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         absent.chain(unmarked.then_some("a transformer of LTX-2.5")).collect()
     };
     let newest = source.version().is_ok_and(|v| v == Version::V2_5).then(|| Newest {
+        rounds: missing(Pipeline::Dfr)
+            .into_iter()
+            .chain((!good(Component::TemporalUpsampler)).then_some(Component::TemporalUpsampler.folder()))
+            .collect(),
         convolution: good(Component::Vae) && configs.has_video_decoder().unwrap_or(false),
         diffusion: good(Component::DiffusionDecoder),
         duration: DURATION.into_iter().filter(|p| !good(*p)).map(Component::folder).collect(),
@@ -147,6 +161,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             let [official, diffusers] = [true, false].map(|official| newest.decoder(official));
             all["decoder_auto"] = serde_json::json!({"official": official, "diffusers": diffusers});
             all["num_frames_auto"] = state(&newest.duration);
+            all["temporal_rounds"] = state(&newest.rounds);
         }
         print(&format!("{}\n", serde_json::to_string_pretty(&all)?))?;
     } else {

@@ -1,4 +1,4 @@
-//! Memory that a run needs on each device, planned before anything is loaded: from the programs as they are written and
+//! Memory that a run needs on each device, planned beside the first load: from the programs as they are written and
 //! compiled, against what the device says is free.
 
 use super::setup;

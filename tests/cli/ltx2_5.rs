@@ -80,6 +80,8 @@ fn a_transformer_file_is_the_one_of_its_folder() {
         assert_eq!(line("model.decoder"), "model.decoder auto: needs diffusion_decoder, or vae with a decoder");
         let auto = "--num-frames auto: needs text_encoder, tokenizer, connectors, duration_head";
         assert_eq!(line("--num-frames"), auto);
+        let rounds = format!("--temporal-rounds: {base}, latent_upsampler, temporal_latent_upsampler");
+        assert_eq!(line("--temporal"), rounds);
         let stderr = text(&checked.stderr);
         assert!(checked.status.code() == Some(1) && stderr.contains("not complete: text_encoder"), "{stderr}");
     }
@@ -137,6 +139,7 @@ fn automatic_choices_say_what_they_found() {
     let json: Value = serde_json::from_slice(&check(&[&whole, "--json"]).stdout).expect("JSON");
     assert_eq!(json["decoder_auto"], serde_json::json!({"official": "diffusion", "diffusers": "conv"}));
     assert_eq!(json["num_frames_auto"]["ready"], true);
+    assert_eq!(json["temporal_rounds"]["missing"], serde_json::json!(["temporal_latent_upsampler"]));
 }
 
 /// One line that names file, key and cure, before anything else is read.

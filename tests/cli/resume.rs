@@ -108,6 +108,10 @@ fn a_run_of_ltx_2_5_that_ended_goes_on_to_the_same_bytes() {
     for (phase, at) in [(Phase::Denoise, 3), (Phase::Refine, 1)] {
         goes_on(run, phase, at, at);
     }
+    let dfr = Run { file: "ltx2_5_dfr", ..run };
+    for (phase, at) in [(Phase::Denoise, 2), (Phase::Refine, 1)] {
+        goes_on(dfr, phase, at, at);
+    }
 }
 
 /// Ends a run that keeps its steps when a phase has `at` behind it; it goes on from step `from` to the bytes of one left alone.

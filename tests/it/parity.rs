@@ -168,7 +168,7 @@ fn temporal_upsampler() {
 #[needs(cpu)]
 fn duration_head() {
     let all = cases("duration-head");
-    assert_eq!(all.len(), 2);
+    assert_eq!(all.len(), 3);
     within(1e-5, ProgramKind::DurationHead, all, &["seconds"]);
 }
 

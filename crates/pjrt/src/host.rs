@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::buffer_type::BufferType;
 use super::layout::DeviceLayout;
 
-/// Bytes with a shared owner (a mapped file, a vector), so that a transfer may read them in the background.
+/// Bytes with a shared owner (a vector, a tensor), so that a transfer may read them in the background.
 #[derive(Clone)]
 pub struct SharedBytes {
     owner: Arc<dyn AsRef<[u8]> + Send + Sync>,

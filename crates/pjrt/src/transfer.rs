@@ -1,4 +1,4 @@
-//! Filling device arrays piece by piece: how stacked weights get from a mapped file to a device without a host copy of
+//! Filling device arrays piece by piece: how stacked weights get from files to a device without a host copy of
 //! the stack.
 
 use std::sync::Arc;

@@ -19,6 +19,9 @@ fn mel(c: &Network) -> &[usize] {
 fn the_released_model_declares_every_tensor() {
     let c = build(published("ltx2", "audio_vae"), [1, 126, 16]);
     assert_eq!(elements(&c), 31_915_138);
+    let config = AudioVaeConfig::from_json(&published("ltx2_5", "audio_vae")).expect("a supported configuration");
+    let whole = encoder_program(&config, [1, 501, 64], &Build::new(DType::F32)).expect("builds");
+    assert_eq!(elements(&c) + elements(&whole), 53_248_146);
     assert_eq!((tensors(&c).len(), mel(&c)), (56, &[1, 2, 501, 64][..]));
     for name in ["mid.block_2.conv2.conv.bias", "up.1.block.0.nin_shortcut.conv.weight", "up.2.upsample.conv.conv.bias"]
     {
