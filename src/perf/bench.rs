@@ -18,6 +18,7 @@ use crate::analysis::{self, Module};
 use crate::config::{Config, Job};
 use crate::models::diffusion_decoder::noise_shape;
 use crate::models::pixels::Pixels;
+use crate::models::upsampler::Upsampling;
 use crate::pipeline::call::Call;
 use crate::pipeline::clock::PhaseTime;
 use crate::pipeline::model::Model;
@@ -30,7 +31,7 @@ use crate::pipeline::report::peak_memory;
 use crate::pipeline::runner::Runner;
 use crate::pipeline::session::Session;
 use crate::pipeline::{PipelineError, Result};
-use crate::request::{Request, Shapes};
+use crate::request::{Request, Shapes, UpsamplingStep, upsampling_steps};
 use crate::runtime::processes::Group;
 use crate::runtime::{Executable, PeakMatmul, ShardedTensor, peak_matmul};
 use crate::sampling::TorchRng;
@@ -49,7 +50,7 @@ pub(crate) enum BenchTarget {
 type Timer = fn(&mut Bench, ProgramKind) -> Result<()>;
 
 /// Timers of the programs that are timed.
-const TIMED: [(ProgramKind, Timer); 11] = [
+const TIMED: [(ProgramKind, Timer); 12] = [
     (ProgramKind::TextEncoder, |bench, kind| bench.text_encoder(kind)),
     (ProgramKind::Connectors, |bench, kind| bench.connectors(kind)),
     (ProgramKind::AudioEncoder, |bench, kind| bench.audio_encoder(kind)),
@@ -57,6 +58,7 @@ const TIMED: [(ProgramKind, Timer); 11] = [
     (ProgramKind::Denoise, |bench, kind| bench.denoise(kind)),
     (ProgramKind::Refine, |bench, kind| bench.denoise(kind)),
     (ProgramKind::Upsampler, |bench, kind| bench.upsampler(kind)),
+    (ProgramKind::FrameUpsampler, |bench, kind| bench.upsampler(kind)),
     (ProgramKind::VideoDecoder, |bench, kind| bench.video_decoder(kind)),
     (ProgramKind::DiffusionDecoder, |bench, kind| bench.diffusion_decoder(kind)),
     (ProgramKind::AudioDecoder, |bench, kind| bench.audio_decoder(kind)),
@@ -234,11 +236,16 @@ impl<'a> Bench<'a> {
 
     fn upsampler(&mut self, kind: ProgramKind) -> Result<()> {
         let sizes = &self.runner.model.sizes;
-        let (from, to) = (Shapes::of(sizes, &self.first)?, Shapes::of(sizes, self.request)?.video);
-        let noise = self.synthetic.noise(self.runner, &from)?;
-        let (latents, _) = unpack(&self.runner.model, &from, self.synthetic.batch.size(), noise)?;
-        let size = [to.frames, to.height, to.width];
-        let call = self.runner.upsampler(kind, latents, size)?;
+        let (from, to) = (Shapes::of(sizes, &self.first)?.video, Shapes::of(sizes, self.request)?.video);
+        let of_kind = |step: &UpsamplingStep| {
+            (step.upsampling == Upsampling::TemporalX2) == (kind == ProgramKind::FrameUpsampler)
+        };
+        let all = self.request.refine.as_ref().map_or(&[][..], |refine| &refine.upsample);
+        let Some(step) = upsampling_steps(all, &from, &to).into_iter().find(of_kind) else { return Ok(()) };
+        let [f, h, w] = step.from;
+        let shape = [self.synthetic.batch.size(), from.channels, f, h, w];
+        let latents = TorchRng::new(self.request.seed).normal_array(&shape).into_dimensionality();
+        let call = self.runner.upsampler(kind, latents.expect("five axes"), &step)?;
         self.call(kind, &call)
     }
 

@@ -7,7 +7,7 @@ use crate::support::needs;
 use crate::support::thresholds::{row, rows};
 
 /// Folders of `tests/fixtures/cases` whose every case is a whole run.
-const WHOLE_RUNS: [&str; 8] = [
+const WHOLE_RUNS: [&str; 9] = [
     "pipeline",
     "dfr",
     "pipeline_2_5",
@@ -16,6 +16,7 @@ const WHOLE_RUNS: [&str; 8] = [
     "official_by_step",
     "official_guidance",
     "given_video",
+    "upsampling",
 ];
 /// Whole runs that are kept elsewhere, and those that compute their own reference.
 const OTHERS: [&str; 4] = ["images/image_to_video", "nano/reference", "gpu/one", "gpu/layouts"];

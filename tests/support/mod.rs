@@ -387,6 +387,7 @@ pub fn request(case: &Case, models: &Model) -> Request {
         num_frames,
         frame_rate,
         position_rate: None,
+        sound_frames: None,
         seed: number("seed"),
         noise: ltx2::config::Noise::Torch,
         noise_order: NoiseOrder::Latents,
