@@ -21,6 +21,7 @@ use crate::models::pixels::Pixels;
 use crate::models::upsampler::Upsampling;
 use crate::pipeline::call::Call;
 use crate::pipeline::clock::PhaseTime;
+use crate::pipeline::generate::given_clip;
 use crate::pipeline::model::Model;
 use crate::pipeline::options::{GenerateOptions, RunOptions};
 use crate::pipeline::packing::unpack;
@@ -105,17 +106,10 @@ pub(crate) fn bench(
         processes::compare(group, config, &options)?;
     }
     let model = Model::of(config)?;
-    let request = model.request(config, job)?;
+    let request = Request { clip: given_clip(config)?, ..model.request(config, job)? };
     if request.dfr.is_some() {
         let why = "bench: the pipeline dfr has keyframes in every pass; `generate --perf-json` times its phases";
         return Err(PipelineError::Usage(why.into()));
-    }
-    if request.denoised_conditions().next().is_some() || request.given_frames().is_some() {
-        return Err(PipelineError::Usage(
-            "bench supports requests without conditions only; leave out request.images, request.video, \
-             request.audio_latents, conditioning.generated_keyframes and, by official_1_0, request.audio"
-                .into(),
-        ));
     }
     let mut session = Session::start(config, model, group)?;
     let matmul = peak_matmul(session.runner.executor.engine(), options.runs)?;

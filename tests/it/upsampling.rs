@@ -45,10 +45,7 @@ fn agrees(name: &str) {
     let made = generate(&mut runner, &request, &dumping_steps());
     let limit = thresholds::row(&case.name).f32();
     for name in case.outputs.keys().map(|name| name.trim_end_matches(".strided")) {
-        let distance = case.distance(name, dumped(&made, name));
-        eprintln!("{} {name}: {distance:.1e}", case.name);
-        let limit = if name.contains("step_") { limit } else { DECODED };
-        assert!(distance <= limit, "{} {name}: {distance:e}", case.name);
+        case.within(name, dumped(&made, name), if name.contains("step_") { limit } else { DECODED });
     }
     assert_eq!((made.frame_rate, made.frames.count()), (request.frame_rate, request.num_frames));
     let steps = made.dump.iter().filter(|(name, _)| name.contains("step_")).count();
@@ -96,7 +93,8 @@ fn of_2_5() {
     let config = std::fs::read_to_string("tests/fixtures/models/dfr_temporal/temporal_latent_upsampler/config.json");
     write_upsampler(&own, &serde_json::from_str(&config.expect("a file")).expect("JSON"), "in_time");
     let temporal_upsampler = Some(own.to_str().expect("UTF-8").to_string());
-    let case = Case { model: WHOLE_2_5.into(), ..case_of("tiny_2_3_x1_5") };
+    let mut case = case_of("tiny_2_3_x1_5");
+    case.model = WHOLE_2_5.into();
     let overrides = Overrides { temporal_upsampler, ..Overrides::default() };
     let mut runner = open_over(&cpu(8), &case, overrides, plain(DType::F32));
     let set = [

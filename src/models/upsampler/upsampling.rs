@@ -1,4 +1,4 @@
-//! What upsampling between two passes does, by the names that requests have for it.
+//! Kinds of upsampling between two passes, by the names that requests have for them.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -49,7 +49,7 @@ impl Upsampling {
 }
 
 impl UpsamplerConfig {
-    /// What it does, where that has a name.
+    /// Its kind, where that has a name.
     pub(crate) fn upsampling(&self) -> Option<Upsampling> {
         match self.resampler {
             Resampler::Rational { up: 2, down: 1 } | Resampler::Shuffle([1, 2, 2]) => Some(Upsampling::SpatialX2),
