@@ -68,6 +68,8 @@ def request(pipeline, **more):
 class Model:
     """A fixture model as both sides read it: diffusers' text, Lightricks' files, latent sizes."""
 
+    runs = official_pipelines.Run
+
     def __init__(self, name, folder):
         self.name, self.path, self.upsampler = name, folder / f"{name}.safetensors", folder / f"{name}_up.safetensors"
         write_model(self.path, name)
@@ -105,7 +107,7 @@ class Model:
     def run(self, request):
         """Latents of a request by the names of a dump: after every step, 0 being the noised start, and at the end."""
         sizes = self.sizes(request)
-        theirs = official_pipelines.Run(self.path, self.upsampler, request, self.contexts, sizes)
+        theirs = self.runs(self.path, self.upsampler, request, self.contexts, sizes)
         passes, kept = theirs()
         outputs = {}
         for prefix, shapes, steps in zip(("", "stage_2.")[: len(sizes)], sizes, passes, strict=True):

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use super::UsageError;
 use crate::config::{CliOverrides, Config, Dtype, Job, Pipeline, Reference, WeightSource};
+use crate::models::upsampler::Upsampling;
 use crate::tune::{Options, default_jobs};
 
 /// Flags of a command that runs a request.
@@ -136,10 +137,10 @@ pub(crate) struct RequestArgs {
     /// Seconds of the sound that are heard, then silence [default: all]
     #[arg(long, value_name = "S", allow_negative_numbers = true, value_parser = finite, requires = "audio")]
     pub(crate) audio_duration: Option<f64>,
-    /// Width in pixels, a multiple of 32
+    /// Width in pixels, a multiple of 32; of 64 with two stages
     #[arg(long, value_name = "N")]
     pub(crate) width: Option<u64>,
-    /// Height in pixels, a multiple of 32
+    /// Height in pixels, a multiple of 32; of 64 with two stages
     #[arg(long, value_name = "N")]
     pub(crate) height: Option<u64>,
     /// Number of frames, 8k+1: 1, 9, 17 … 121 …; auto: as many as LTX-2.5's duration head predicts for the prompt
@@ -148,6 +149,9 @@ pub(crate) struct RequestArgs {
     /// Frames that the first stage of `distilled` generates beside the video, to guide it (LTX-2.5)
     #[arg(long, value_name = "N")]
     pub(crate) num_generated_keyframes: Option<u64>,
+    /// Upsampling between two stages, in this order, e.g. temporal_x2,spatial_x1_5
+    #[arg(long, value_name = "KIND,…", value_delimiter = ',')]
+    pub(crate) upsample: Vec<Upsampling>,
     /// Rounds of the pipeline dfr that double the frame rate, 0 to 2
     #[arg(long, value_name = "N")]
     pub(crate) temporal_rounds: Option<u64>,
@@ -202,6 +206,8 @@ impl RequestArgs {
         given.flag("height", "request.height", self.height);
         given.flag("num-frames", "request.num_frames", self.num_frames.clone());
         given.flag("num-generated-keyframes", "conditioning.generated_keyframes", self.num_generated_keyframes);
+        let upsample = (!self.upsample.is_empty()).then(|| json!(self.upsample));
+        given.flag("upsample", "two_stage.upsample", upsample);
         given.flag("temporal-rounds", "dfr.temporal_rounds", self.temporal_rounds);
         given.seconds = self.seconds;
         given.flag("frame-rate", "request.frame_rate", self.frame_rate);
@@ -266,7 +272,7 @@ pub(crate) struct ModelArgs {
     /// Latent upsampler of two-stage pipelines
     #[arg(long, value_name = "FILE")]
     pub(crate) upsampler: Option<String>,
-    /// Temporal latent upsampler of the pipeline dfr's rounds
+    /// Latent upsampler in time: of temporal_x2 between two stages, of the pipeline dfr's rounds
     #[arg(long, value_name = "FILE")]
     pub(crate) temporal_upsampler: Option<String>,
     /// LoRA and its strength; may be given several times

@@ -7,6 +7,7 @@ use clap::ValueEnum;
 use super::print;
 use crate::config::Pipeline;
 use crate::models::ConfigError;
+use crate::models::upsampler::Upsampling;
 use crate::pipeline::PipelineError;
 use crate::pipeline::configs::ModelConfigs;
 use crate::pipeline::model::{Component, needed_components};
@@ -30,7 +31,7 @@ pub(crate) struct Args {
     /// Latent upsampler stored elsewhere: folder or single file.
     #[arg(long)]
     upsampler: Option<String>,
-    /// Temporal latent upsampler of LTX-2.5 stored elsewhere: folder or single file.
+    /// Latent upsampler in time stored elsewhere: folder or single file.
     #[arg(long)]
     temporal_upsampler: Option<String>,
     /// Duration head of LTX-2.5 stored elsewhere: folder or single file.
@@ -142,6 +143,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         diffusion: good(Component::DiffusionDecoder),
         duration: DURATION.into_iter().filter(|p| !good(*p)).map(Component::folder).collect(),
     });
+    let upsamplings: Vec<&str> = [Component::LatentUpsampler, Component::TemporalUpsampler]
+        .into_iter()
+        .filter(|part| good(*part))
+        .filter_map(|part| configs.upsampling(part).ok().flatten().map(Upsampling::name))
+        .collect();
     let pipelines = || Pipeline::value_variants().iter().map(|pipeline| (pipeline.name(), missing(*pipeline)));
     let missing = missing(Pipeline::TextToVideo);
     // What cannot be opened is among the findings.
@@ -155,7 +161,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             pipelines().map(|(name, missing)| (name.to_string(), state(&missing))).collect();
         let mut all = serde_json::json!({
             "model": source.path(), "version": version, "parts": parts, "weight_bytes": bytes,
-            "text_to_video": state(&missing), "pipelines": pipelines, "unverified": unverified,
+            "text_to_video": state(&missing), "pipelines": pipelines, "upsample": upsamplings, "unverified": unverified,
         });
         if let Some(newest) = &newest {
             let [official, diffusers] = [true, false].map(|official| newest.decoder(official));
@@ -172,6 +178,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             true => format!("{name}: ready"),
             false => format!("{name}: needs {}", missing.join(", ")),
         }));
+        if !upsamplings.is_empty() {
+            lines.push(format!("two_stage.upsample: {}", upsamplings.join(", ")));
+        }
         lines.extend(newest.iter().flat_map(Newest::lines));
         lines.extend(unverified.iter().map(|line| format!("warning: {line}")));
         print(&(lines.join("\n") + "\n"))?;

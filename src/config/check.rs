@@ -5,9 +5,10 @@ use serde_json::Value;
 use super::error::ConfigError;
 use super::layout;
 use super::pipeline::Pipeline;
-use super::schema::{Config, NumFrames, Reference, Scales};
+use super::schema::{Config, NumFrames, Reference, Scales, TwoStage};
 use super::tree::Tree;
 use crate::av::Av;
+use crate::models::upsampler::Upsampling;
 use crate::runtime::platform::Choice;
 use crate::sampling::schedules::ScheduleKind;
 use crate::sampling::{AnySampler, MAX_STEPS, SamplerOptions};
@@ -25,7 +26,8 @@ pub(super) fn typed(tree: &Tree) -> Result<Config, ConfigError> {
 /// # Errors
 /// The first that cannot be used, with where it was written and what would be right.
 pub(crate) fn check(config: &Config, tree: &Tree) -> Result<(), ConfigError> {
-    check_request(config)
+    check_upsampling(config)
+        .and_then(|()| check_request(config))
         .and_then(|()| check_sampling(config))
         .and_then(|()| check_run(config))
         .map_err(|(key, value, why)| ConfigError::Value { key, value, origin: tree.origin(key), why })
@@ -44,7 +46,11 @@ fn check_request(config: &Config) -> Result<(), Fault> {
     for (key, value) in [("request.width", r.width), ("request.height", r.height)] {
         if value % multiple != 0 {
             let (low, high) = around(value, 0, multiple);
-            let stages = config.pipeline.has_two_stages().then(|| "two stages".to_string());
+            let stages = match 32 * config.upsamplings().iter().map(|u| u.rows()[0]).product::<usize>() {
+                32 => None,
+                96 => Some("spatial_x1_5 between two stages".to_string()),
+                _ => Some("two stages".to_string()),
+            };
             let scale = config.conditioning.reference_scales()[0];
             let smaller = scale > 1 && !r.reference_videos.is_empty();
             let references = smaller.then(|| format!("references of 1/{scale} its size"));
@@ -55,9 +61,11 @@ fn check_request(config: &Config) -> Result<(), Fault> {
         }
     }
     let count = r.num_frames.count();
-    if let Some(frames) = count.filter(|frames| frames % FRAME_STEP != 1) {
-        let (low, high) = around(frames, 1, FRAME_STEP);
-        let why = format!("must be one more than a multiple of {FRAME_STEP}; the nearest are {low} and {high}");
+    let step = config.frame_step();
+    if let Some(frames) = count.filter(|frames| frames % step != 1) {
+        let (low, high) = around(frames, 1, step);
+        let stages = if config.doubles_frames() { " with temporal_x2 between two stages" } else { "" };
+        let why = format!("must be one more than a multiple of {step}{stages}; the nearest are {low} and {high}");
         return fail("request.num_frames", frames.to_string(), why);
     }
     if !(r.frame_rate.is_finite() && r.frame_rate > 0.0) {
@@ -76,6 +84,10 @@ fn check_request(config: &Config) -> Result<(), Fault> {
     }
     if let Some(why) = config.pipeline.references_fault(r.reference_videos.len()) {
         return fail("pipeline", config.pipeline.name().into(), why.into());
+    }
+    if !r.reference_videos.is_empty() && config.doubles_frames() {
+        let why = "a first pass of half the frames takes no request.reference_videos; leave out one of the two";
+        return fail("two_stage.upsample", "temporal_x2".into(), why.into());
     }
     check_source(config)?;
     if let Some(why) = config.pipeline.audio_fault(r.audio.is_some()) {
@@ -188,6 +200,24 @@ fn check_sampling(config: &Config) -> Result<(), Fault> {
     check_guidance(config)
 }
 
+/// Checks what lies between two stages.
+fn check_upsampling(config: &Config) -> Result<(), Fault> {
+    let (asked, pipeline) = (&config.two_stage.upsample, config.pipeline);
+    if *asked == TwoStage::default().upsample {
+        return Ok(());
+    }
+    let in_time = asked.iter().filter(|upsampling| **upsampling == Upsampling::TemporalX2).count();
+    let why = match (in_time, asked.len() - in_time) {
+        _ if !pipeline.has_two_stages() => format!("the pipeline {} has one stage; leave it out", pipeline.name()),
+        _ if pipeline == Pipeline::Dfr => "the pipeline dfr has spatial_x2, then dfr.temporal_rounds".into(),
+        (0, 0) => "must name one upsampling or more".into(),
+        (2.., _) | (_, 2..) => "must name at most one upsampling in space and one in time".into(),
+        _ => return Ok(()),
+    };
+    let names: Vec<_> = asked.iter().map(|upsampling| upsampling.name()).collect();
+    fail("two_stage.upsample", format!("[{}]", names.join(", ")), why)
+}
+
 fn check_run(config: &Config) -> Result<(), Fault> {
     if let Some(t) = config.runtime.tiling {
         let pairs = [("pixels", t.pixels, t.overlap, 32), ("frames", t.frames, t.frame_overlap, FRAME_STEP)];
@@ -277,10 +307,10 @@ fn around(value: usize, remainder: usize, step: usize) -> (usize, usize) {
     (low, low + step)
 }
 
-/// The legal number of frames nearest to a duration in frames; of two, the longer.
-pub(crate) fn nearest_frames(frames: f64) -> usize {
-    let latents = ((frames - 1.0) / FRAME_STEP as f64).round().max(0.0);
-    latents as usize * FRAME_STEP + 1
+/// The legal number of frames nearest to a duration in frames, one more than a multiple of `step`; of two, the longer.
+pub(crate) fn nearest_frames(frames: f64, step: usize) -> usize {
+    let steps = ((frames - 1.0) / step as f64).round().max(0.0);
+    steps as usize * step + 1
 }
 
 /// The steps that a list of sigmas makes: a closing 0 is none.
@@ -375,7 +405,8 @@ mod tests {
     fn the_two_nearest_are_legal() {
         assert_eq!([around(500, 0, 32), around(5, 0, 32), around(33, 0, 32)], [(480, 512), (32, 64), (32, 64)]);
         assert_eq!([around(120, 1, 8), around(8, 1, 8), around(2, 1, 8)], [(113, 121), (1, 9), (1, 9)]);
-        assert_eq!([0.0, 1.0, 4.9, 5.0, 120.0, 117.0].map(nearest_frames), [1, 1, 1, 9, 121, 121]);
+        let nearest = |step: usize| [0.0, 1.0, 4.9, 5.0, 120.0, 117.0].map(|frames| nearest_frames(frames, step));
+        assert_eq!((nearest(8), nearest(16)), ([1, 1, 1, 9, 121, 121], [1, 1, 1, 1, 113, 113]));
     }
 
     #[test]

@@ -12,6 +12,7 @@ use super::validate::{Place, accepts_text, validate};
 use super::yaml::{self, Data, Node};
 use super::{check, layout, paths, presets, references, source};
 use crate::models::presets::Preset;
+use crate::models::upsampler::Upsampling;
 use crate::weights::{ModelSource, Overrides, Version};
 
 /// A flag of the command line that writes a key.
@@ -380,7 +381,7 @@ fn set_seconds(merged: &mut Tree, seconds: f64) -> Result<(), ConfigError> {
     if !(seconds.is_finite() && seconds > 0.0 && seconds * rate < 1e9) {
         return Err(ConfigError::Flag(format!("--seconds {seconds}: must be a number above 0")));
     }
-    let frames = check::nearest_frames(seconds * rate);
+    let frames = check::nearest_frames(seconds * rate, check::typed(merged)?.frame_step());
     let actual = frames as f64 / rate;
     tracing::info!("--seconds {seconds} at {rate} frames a second: {frames} frames, {actual:.2} s");
     merged.set("request.num_frames", frames.into(), &ValueOrigin::Flag("seconds"));
@@ -418,9 +419,24 @@ impl Config {
 
     /// The multiple that width and height must be of.
     pub fn size_multiple(&self) -> usize {
-        let stages = if self.pipeline.has_two_stages() { 2 } else { 1 };
+        let rows = self.upsamplings().iter().map(|upsampling| upsampling.rows()[0]);
         let references =
             if self.request.reference_videos.is_empty() { 1 } else { self.conditioning.reference_scales()[0] };
-        32 * stages * references
+        32 * rows.product::<usize>() * references
+    }
+
+    /// Upsampling between two stages; none without a second one.
+    pub(crate) fn upsamplings(&self) -> &[Upsampling] {
+        if self.pipeline.has_two_stages() { &self.two_stage.upsample } else { &[] }
+    }
+
+    /// Whether the first stage has half the frames.
+    pub(crate) fn doubles_frames(&self) -> bool {
+        self.upsamplings().contains(&Upsampling::TemporalX2)
+    }
+
+    /// The multiple that the number of frames is one more than.
+    pub(crate) fn frame_step(&self) -> usize {
+        if self.doubles_frames() { 2 * check::FRAME_STEP } else { check::FRAME_STEP }
     }
 }

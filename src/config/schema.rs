@@ -9,6 +9,7 @@ use super::pipeline::Pipeline;
 use crate::defaults::with_defaults;
 use crate::kernels::AttentionKernel;
 use crate::media::ImageH264;
+use crate::models::upsampler::Upsampling;
 use crate::sampling::guiders::{GuiderKind, GuiderOptions};
 use crate::sampling::schedules::ScheduleKind;
 use crate::sampling::{SamplerKind, SamplerOptions, StepDraws};
@@ -81,7 +82,7 @@ with_defaults! {
         pub vocoder: Option<String> = None,
         /// The latent upsampler between two stages.
         pub upsampler: Option<String> = None,
-        /// The latent upsampler of the pipeline dfr's rounds.
+        /// The latent upsampler in time, of `temporal_x2` between two stages and of the pipeline dfr's rounds.
         pub temporal_upsampler: Option<String> = None,
         /// The decoder of the video, of which LTX-2.5 has two.
         pub decoder: Decoder = Decoder::Auto,
@@ -158,13 +159,13 @@ with_defaults! {
         /// Videos a prompt, with consecutive seeds.
         #[schemars(range(min = 1, max = 10000))]
         pub num_videos: usize = 1,
-        /// Pixels; a multiple of 32, of 64 with two stages.
+        /// Pixels; a multiple of 32, of 64 with two stages, of 96 with `spatial_x1_5` between them.
         #[schemars(range(min = 1))]
         pub width: usize = 768,
-        /// Pixels; a multiple of 32, of 64 with two stages.
+        /// Pixels; a multiple of 32, of 64 with two stages, of 96 with `spatial_x1_5` between them.
         #[schemars(range(min = 1))]
         pub height: usize = 512,
-        /// Frames; one more than a multiple of 8. Auto: as many as LTX-2.5's duration head predicts for the prompt.
+        /// Frames; one more than a multiple of 8, of 16 with `temporal_x2` between two stages. Auto: as many as LTX-2.5's duration head predicts for the prompt.
         pub num_frames: NumFrames = NumFrames::Count(121),
         /// Frames a second.
         pub frame_rate: f64 = 24.0,
@@ -611,6 +612,10 @@ with_defaults! {
     #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
     #[serde(default, deny_unknown_fields)]
     pub struct TwoStage {
+        /// Upsampling of the first stage's latents, in this order: one in space, one in time, or both. The first stage has half
+        /// the size of the second, two thirds with `spatial_x1_5`; with `temporal_x2` half the frames but one at half the frame
+        /// rate, and the second stage keeps its sound.
+        pub upsample: Vec<Upsampling> = vec![Upsampling::SpatialX2],
         /// Integrator of the second stage; null for `sampler.kind`.
         pub sampler: Option<SamplerKind> = None,
         /// The stage whose sound is kept.

@@ -98,7 +98,7 @@ fn take_frames(
                 );
                 return fail(why);
             }
-            let added = (nearest_frames(extend.seconds * rate + 1.0) - 1).max(FRAME_STEP);
+            let added = (nearest_frames(extend.seconds * rate + 1.0, FRAME_STEP) - 1).max(FRAME_STEP);
             let frames = extend.overlap + added;
             if let Some(written) = written.filter(|written| *written != frames) {
                 let why = format!("request.extend makes {frames}: leave it out");

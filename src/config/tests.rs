@@ -319,6 +319,10 @@ fn values_that_cannot_be_used_say_what_can() {
             "request.images=[{path: a.png, frame: 121, strength: 1.0}]",
             "request.images = frame 121 (--set): the video has 121 frames, numbered from 0",
         ),
+        (
+            "two_stage.upsample=[temporal_x2]",
+            "two_stage.upsample = [temporal_x2] (--set): the pipeline text_to_video has one stage; leave it out",
+        ),
         ("two_stage.sigmas=[0.5, 0.7]", "two_stage.sigmas = [0.5, 0.7] (--set): 0.7 does not fall below 0.5"),
         (
             "guidance.video.by_sigma=[{sigma: 0.9}, {sigma: 0.9, cfg: 1}]",
@@ -339,7 +343,35 @@ fn values_that_cannot_be_used_say_what_can() {
     ] {
         assert_eq!(load(&set(&[pair])).unwrap_err().to_string(), want, "{pair}");
     }
+    let two = "pipeline=two_stage";
     for (pairs, want) in [
+        (
+            [two, "request.width=672"],
+            "request.width = 672 (--set): must be a multiple of 64 with two stages; the nearest are 640 and 704",
+        ),
+        (
+            [two, "two_stage.upsample=[temporal_x2, spatial_x1_5]"],
+            "request.height = 1024 (preset ltx2_two_stage): must be a multiple of 96 with spatial_x1_5 between two stages; the \
+             nearest are 960 and 1056",
+        ),
+        (
+            [two, "two_stage.upsample=[spatial_x2, temporal_x2]"],
+            "request.num_frames = 121 (default): must be one more than a multiple of 16 with temporal_x2 between two stages; \
+             the nearest are 113 and 129",
+        ),
+        ([two, "two_stage.upsample=[]"], "two_stage.upsample = [] (--set): must name one upsampling or more"),
+        (
+            [two, "two_stage.upsample=[spatial_x2, spatial_x1_5]"],
+            "two_stage.upsample = [spatial_x2, spatial_x1_5] (--set): must name at most one upsampling in space and one in time",
+        ),
+        (
+            [two, "two_stage.upsample=[temporal_x2, temporal_x2]"],
+            "two_stage.upsample = [temporal_x2, temporal_x2] (--set): must name at most one upsampling in space and one in time",
+        ),
+        (
+            ["pipeline=dfr", "two_stage.upsample=[spatial_x1_5]"],
+            "two_stage.upsample = [spatial_x1_5] (--set): the pipeline dfr has spatial_x2, then dfr.temporal_rounds",
+        ),
         (
             ["guidance.audio.skip=1", "sampler.kind=res_2s"],
             "guidance.audio.skip = 1 (--set): a sampler that evaluates the transformer twice a step skips none; remove it, or \

@@ -18,8 +18,10 @@ use crate::analysis::{self, Module};
 use crate::config::{Config, Job};
 use crate::models::diffusion_decoder::noise_shape;
 use crate::models::pixels::Pixels;
+use crate::models::upsampler::Upsampling;
 use crate::pipeline::call::Call;
 use crate::pipeline::clock::PhaseTime;
+use crate::pipeline::generate::given_clip;
 use crate::pipeline::model::Model;
 use crate::pipeline::options::{GenerateOptions, RunOptions};
 use crate::pipeline::packing::unpack;
@@ -30,10 +32,11 @@ use crate::pipeline::report::peak_memory;
 use crate::pipeline::runner::Runner;
 use crate::pipeline::session::Session;
 use crate::pipeline::{PipelineError, Result};
-use crate::request::{Request, Shapes};
+use crate::request::{Request, Shapes, UpsamplingStep, upsampling_steps};
 use crate::runtime::processes::Group;
 use crate::runtime::{Executable, PeakMatmul, ShardedTensor, peak_matmul};
 use crate::sampling::TorchRng;
+use crate::sampling::denoise::StreamRole;
 use crate::tensor::Tensor;
 use ndarray::Array4;
 
@@ -49,7 +52,7 @@ pub(crate) enum BenchTarget {
 type Timer = fn(&mut Bench, ProgramKind) -> Result<()>;
 
 /// Timers of the programs that are timed.
-const TIMED: [(ProgramKind, Timer); 11] = [
+const TIMED: [(ProgramKind, Timer); 12] = [
     (ProgramKind::TextEncoder, |bench, kind| bench.text_encoder(kind)),
     (ProgramKind::Connectors, |bench, kind| bench.connectors(kind)),
     (ProgramKind::AudioEncoder, |bench, kind| bench.audio_encoder(kind)),
@@ -57,6 +60,7 @@ const TIMED: [(ProgramKind, Timer); 11] = [
     (ProgramKind::Denoise, |bench, kind| bench.denoise(kind)),
     (ProgramKind::Refine, |bench, kind| bench.denoise(kind)),
     (ProgramKind::Upsampler, |bench, kind| bench.upsampler(kind)),
+    (ProgramKind::FrameUpsampler, |bench, kind| bench.upsampler(kind)),
     (ProgramKind::VideoDecoder, |bench, kind| bench.video_decoder(kind)),
     (ProgramKind::DiffusionDecoder, |bench, kind| bench.diffusion_decoder(kind)),
     (ProgramKind::AudioDecoder, |bench, kind| bench.audio_decoder(kind)),
@@ -103,17 +107,10 @@ pub(crate) fn bench(
         processes::compare(group, config, &options)?;
     }
     let model = Model::of(config)?;
-    let request = model.request(config, job)?;
+    let request = Request { clip: given_clip(config)?, ..model.request(config, job)? };
     if request.dfr.is_some() {
         let why = "bench: the pipeline dfr has keyframes in every pass; `generate --perf-json` times its phases";
         return Err(PipelineError::Usage(why.into()));
-    }
-    if request.denoised_conditions().next().is_some() || request.given_frames().is_some() {
-        return Err(PipelineError::Usage(
-            "bench supports requests without conditions only; leave out request.images, request.video, \
-             request.reference_videos, request.audio_latents, conditioning.generated_keyframes and, by official_1_0, request.audio"
-                .into(),
-        ));
     }
     let mut session = Session::start(config, model, group)?;
     let matmul = peak_matmul(session.runner.executor.engine(), options.runs)?;
@@ -215,8 +212,9 @@ impl<'a> Bench<'a> {
                 |runner| denoising.start(&runner.executor),
                 |runner, latents| denoising.run(&runner.executor, &range, latents),
             )?;
-            let outputs = ["latents.video", "latents.audio"].into_iter().zip(&latents);
-            let outputs = check(outputs)?;
+            let outputs = ["latents.video", "latents.audio"].into_iter().zip(&latents).zip(request.roles);
+            let present = outputs.filter(|(_, role)| *role != StreamRole::Absent).map(|(output, _)| output);
+            let outputs = check(present)?;
             let seconds = seconds.into_iter().map(|s| s / steps as f64).collect();
             let compiled = self.compiled(kind, denoising.program())?;
             self.keep(format!("{}_{name}", kind.name()), Some(compiled), Some(steps), seconds, outputs);
@@ -234,11 +232,16 @@ impl<'a> Bench<'a> {
 
     fn upsampler(&mut self, kind: ProgramKind) -> Result<()> {
         let sizes = &self.runner.model.sizes;
-        let (from, to) = (Shapes::of(sizes, &self.first)?, Shapes::of(sizes, self.request)?.video);
-        let noise = self.synthetic.noise(self.runner, &from)?;
-        let (latents, _) = unpack(&self.runner.model, &from, self.synthetic.batch.size(), noise)?;
-        let size = [to.frames, to.height, to.width];
-        let call = self.runner.upsampler(kind, latents, size)?;
+        let (from, to) = (Shapes::of(sizes, &self.first)?.video, Shapes::of(sizes, self.request)?.video);
+        let of_kind = |step: &UpsamplingStep| {
+            (step.upsampling == Upsampling::TemporalX2) == (kind == ProgramKind::FrameUpsampler)
+        };
+        let all = self.request.refine.as_ref().map_or(&[][..], |refine| &refine.upsample);
+        let Some(step) = upsampling_steps(all, &from, &to).into_iter().find(of_kind) else { return Ok(()) };
+        let [f, h, w] = step.from;
+        let shape = [self.synthetic.batch.size(), from.channels, f, h, w];
+        let latents = TorchRng::new(self.request.seed).normal_array(&shape).into_dimensionality();
+        let call = self.runner.upsampler(kind, latents.expect("five axes"), &step)?;
         self.call(kind, &call)
     }
 

@@ -1,7 +1,7 @@
 //! Synthetic inputs of programs (tokens of the prompts; normal numbers in place of embeddings and latents), so that each
 //! program runs without those before it.
 
-use ndarray::Array3;
+use ndarray::{Array3, s};
 
 use crate::av::Av;
 use crate::nn::Layout;
@@ -9,6 +9,7 @@ use crate::pipeline::Result;
 use crate::pipeline::batch::{Batch, DrawOrder};
 use crate::pipeline::call::Call;
 use crate::pipeline::calls::PassSpec;
+use crate::pipeline::conditions::ConditionTokens;
 use crate::pipeline::denoise_loop::{CallNoise, DenoiseLoop};
 use crate::pipeline::executor::{Executor, Inputs};
 use crate::pipeline::programs::ProgramKind;
@@ -37,11 +38,24 @@ impl<'a> SyntheticInputs<'a> {
         Ok((shapes, shape))
     }
 
-    /// Packed noise of a pass' shapes.
-    pub(crate) fn noise(&self, runner: &mut Runner, shapes: &Shapes) -> Result<Av<Array3<f32>>> {
+    /// Packed noise of a pass' shapes, appended tokens included; zeros of a stream that is absent.
+    fn start(&self, runner: &mut Runner, shapes: &Shapes) -> Result<Av<Array3<f32>>> {
         let sizes = &runner.model.sizes;
         let drawn = self.batch.noise().draw(&mut runner.executor, shapes, sizes, DrawOrder::default())?;
-        drawn.tokens(sizes)
+        drawn.start(shapes, sizes, self.batch.size())
+    }
+
+    /// The same without appended tokens.
+    pub(crate) fn noise(&self, runner: &mut Runner, shapes: &Shapes) -> Result<Av<Array3<f32>>> {
+        let mut start = self.start(runner, shapes)?;
+        start.video = start.video.slice(s![.., ..shapes.own_tokens(), ..]).to_owned();
+        Ok(start)
+    }
+
+    /// The conditions of a pass, encoded.
+    fn conditions(&self, runner: &mut Runner, request: &Request, shapes: &Shapes) -> Result<Option<ConditionTokens>> {
+        let sound = runner.given(request)?;
+        runner.encode_conditions(request, shapes, None, sound.as_ref().map(|sound| &sound.tokens))
     }
 
     /// Call of the program that computes the loop's step-invariant inputs.
@@ -49,7 +63,8 @@ impl<'a> SyntheticInputs<'a> {
         let (shapes, s) = self.shape(&runner.model.sizes, request)?;
         let seeded = s.text_channels.zip(Av { video: 2, audio: 3 });
         let text_contexts = seeded.map(|(channels, seed)| normal(&[s.batch, s.branches.len(), s.text, channels], seed));
-        let pass = PassSpec { request, shape: &s, shapes: &shapes, conditions: None };
+        let conditions = self.conditions(runner, request, &shapes)?;
+        let pass = PassSpec { request, shape: &s, shapes: &shapes, conditions: conditions.as_ref() };
         runner.prepare(ProgramKind::Prepare, pass, text_contexts)
     }
 
@@ -57,9 +72,14 @@ impl<'a> SyntheticInputs<'a> {
     pub(crate) fn denoising(&self, runner: &mut Runner, request: &Request, kind: ProgramKind) -> Result<Denoising> {
         let prepared = self.prepare(runner, request)?.run(&runner.executor)?;
         let (shapes, shape) = self.shape(&runner.model.sizes, request)?;
-        let pass = PassSpec { request, shape: &shape, shapes: &shapes, conditions: None };
+        let conditions = self.conditions(runner, request, &shapes)?;
+        let pass = PassSpec { request, shape: &shape, shapes: &shapes, conditions: conditions.as_ref() };
         let steps = runner.new_loop(kind, pass)?;
-        let start = self.noise(runner, &shapes)?;
+        let mut start = self.start(runner, &shapes)?;
+        if let Some(conditions) = &conditions {
+            conditions.give(start.as_mut(), self.batch.size());
+            conditions.blend(start.as_mut());
+        }
         let tokens = start.as_ref().map(|x| [x.dim().1, x.dim().2]);
         let seeds = self.batch.rows().map(|request| request.seed).collect();
         Ok(Denoising { prepared, steps, start: start.map(Tensor::from), tokens, sampler: shape.sampler, seeds })

@@ -14,6 +14,7 @@ use crate::hlo::DType;
 use crate::models::diffusion_decoder::{DiffusionDecoderConfig, noise_shape};
 use crate::nn::{Axis, Layout};
 use crate::runtime::noise;
+use crate::sampling::denoise::StreamRole;
 use crate::sampling::latents::{AudioShape, VideoShape, pack_audio, unpack_audio};
 use crate::sampling::noise::TorchRng;
 use crate::tensor::Tensor;
@@ -153,6 +154,27 @@ impl Drawn {
         let video = self.video.map(|video| Ok::<_, PipelineError>(sizes.video_grid.pack(fixed(video)?.view())?));
         let audio = self.audio.map(|audio| Ok::<_, PipelineError>(pack_audio(fixed(audio)?.view())));
         Ok(Av { video: video.transpose()?.unwrap_or_else(none), audio: audio.transpose()?.unwrap_or_else(none) })
+    }
+
+    /// Tokens that a pass of `batch` videos starts from, as far as noise makes them: appended ones behind the video's own,
+    /// zeros of a stream that is absent.
+    ///
+    /// # Errors
+    /// None that sizes of a request can cause.
+    pub(crate) fn start(mut self, shapes: &Shapes, sizes: &ModelSizes, batch: usize) -> Result<Av<Array3<f32>>> {
+        let appended = self.appended.take();
+        let mut start = self.tokens(sizes)?;
+        if let Some(appended) = appended {
+            let behind = fixed::<_, Ix3>(appended)?;
+            let all = ndarray::concatenate(Dim(1), &[start.video.view(), behind.view()]);
+            start.video = all.map_err(|e| PipelineError::Input(e.to_string()))?;
+        }
+        let channels = sizes.transformer.streams().map(|stream| stream.in_channels);
+        let absent = start.as_mut().zip(shapes.roles).zip(shapes.tokens.zip(channels)).into_iter();
+        for ((start, _), (n, c)) in absent.filter(|((_, role), _)| *role == StreamRole::Absent) {
+            *start = Array3::zeros((batch, n, c));
+        }
+        Ok(start)
     }
 }
 

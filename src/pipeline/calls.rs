@@ -22,7 +22,7 @@ use crate::models::diffusion_decoder::FeatureTile;
 use crate::models::pixels::Pixels;
 use crate::models::transformer::tables;
 use crate::nn::Build;
-use crate::request::{Request, Shapes};
+use crate::request::{Request, Shapes, UpsamplingStep};
 use crate::runtime::{Outputs, ShardedTensor};
 use crate::sampling::denoise::{self, DenoiseShape};
 use crate::tensor::Tensor;
@@ -89,17 +89,16 @@ impl Runner {
         self.call(ProgramKind::VideoEncoder, &network, [("video".into(), video.into())])
     }
 
-    /// Un-normalised latents to `latents` of `size`, `[frames, rows, columns]`; fails where the upsampler makes another.
-    /// `program` is that of a video or of keyframes.
+    /// Un-normalised latents to `latents` upsampled in a step; fails where the model's upsampler is another. `program` is that
+    /// of a video in space or in time, or of keyframes.
     pub(crate) fn upsampler(
         &mut self,
         program: ProgramKind,
         latents: Array5<f32>,
-        size: [usize; 3],
+        step: &UpsamplingStep,
     ) -> Result<Call<'static>> {
-        let (_, c, f, h, w) = latents.dim();
-        self.model.configs.upsampler_between([c, f, h, w], [c, size[0], size[1], size[2]])?;
-        let network = self.model.configs.upsampler_program(latents.dim().into(), &self.build)?;
+        let (b, c, ..) = latents.dim();
+        let network = self.model.configs.upsampling_program(step, [b, c], &self.build)?;
         self.call(program, &network, [("latents".into(), latents.into())])
     }
 

@@ -18,12 +18,12 @@ use crate::models::presets::Preset;
 use crate::models::text_encoder::TextEncoder;
 use crate::models::tokenizer::TokenizerRules;
 use crate::models::transformer::TransformerConfig;
-use crate::models::upsampler::{self, UpsamplerConfig};
+use crate::models::upsampler::{self, UpsamplerConfig, Upsampling};
 use crate::models::video_vae::VideoVaeConfig;
 use crate::models::vocoder::{self, VocoderConfig};
 use crate::models::{ConfigError, Network, audio_vae, video_vae};
 use crate::nn::Build;
-use crate::request::{DiffusionTiles, ModelSizes, Tiling};
+use crate::request::{DiffusionTiles, ModelSizes, Tiling, UpsamplingStep};
 use crate::tensor::Tensor;
 use crate::weights::{Component, ModelSource};
 
@@ -125,19 +125,54 @@ impl ModelConfigs {
     }
 
     /// The latent upsampler's.
-    pub(crate) fn upsampler(&self) -> Result<UpsamplerConfig> {
+    fn upsampler(&self) -> Result<UpsamplerConfig> {
         self.read(Component::LatentUpsampler, UpsamplerConfig::from_json)
     }
 
-    /// The latent upsampler's, where it makes latents `to` of latents `from`, both `[channels, frames, rows, columns]`.
+    /// The temporal latent upsampler's.
+    fn temporal_upsampler(&self) -> Result<UpsamplerConfig> {
+        self.read(Component::TemporalUpsampler, |json| UpsamplerConfig::from_json(json)?.in_time())
+    }
+
+    /// The upsampling that a part's file does, where it has a name.
+    pub(crate) fn upsampling(&self, part: Component) -> Result<Option<Upsampling>> {
+        Ok(self.read(part, UpsamplerConfig::from_json)?.upsampling())
+    }
+
+    /// Program of a step of upsampling, of so many videos of latents of `channels` channels.
     ///
     /// # Errors
-    /// Sizes that do not fit, in one line naming file and both sides.
-    pub(crate) fn upsampler_between(&self, from: [usize; 4], to: [usize; 4]) -> Result<UpsamplerConfig> {
-        let c = self.upsampler()?;
-        let place = || self.origin.config_place(Component::LatentUpsampler).display().to_string();
-        c.check_fit(from, to).map_err(|why| PipelineError::Input(format!("{}: {why}", place())))?;
-        Ok(c)
+    /// A file of another upsampling, or latents that it makes others of, in one line naming the file.
+    pub(crate) fn upsampling_program(
+        &self,
+        step: &UpsamplingStep,
+        [batch, channels]: [usize; 2],
+        b: &Build,
+    ) -> Result<Network> {
+        self.check_upsampling(step.upsampling)?;
+        let part = upsampler_of(step.upsampling);
+        let c = if part == Component::TemporalUpsampler { self.temporal_upsampler()? } else { self.upsampler()? };
+        let ([f, h, w], [to_f, to_h, to_w]) = (step.from, step.to);
+        let fits = c.check_fit([channels, f, h, w], [channels, to_f, to_h, to_w]);
+        fits.map_err(|why| self.wrong_upsampler(part, &why))?;
+        Ok(upsampler::program(&c, [batch, f, h, w], b)?)
+    }
+
+    /// Whether the upsampler of an upsampling is one, where it is here.
+    ///
+    /// # Errors
+    /// A file of another upsampling, in one line.
+    pub(crate) fn check_upsampling(&self, asked: Upsampling) -> Result<()> {
+        let part = upsampler_of(asked);
+        if !self.origin.has(part) {
+            return Ok(());
+        }
+        let c = self.read(part, UpsamplerConfig::from_json)?;
+        c.check_is(asked).map_err(|why| self.wrong_upsampler(part, &why))
+    }
+
+    fn wrong_upsampler(&self, part: Component, why: &str) -> PipelineError {
+        PipelineError::Input(format!("{}: {why}", self.origin.config_place(part).display()))
     }
 
     /// Ratios and channels of the video autoencoder.
@@ -296,8 +331,7 @@ impl ModelConfigs {
 
     /// Un-normalised latents `[b, c, f, h, w]` to latents of more frames.
     pub(crate) fn temporal_upsampler_program(&self, [n, _, f, h, w]: [usize; 5], b: &Build) -> Result<Network> {
-        let c = self.read(Component::TemporalUpsampler, |json| UpsamplerConfig::from_json(json)?.in_time())?;
-        Ok(upsampler::program(&c, [n, f, h, w], b)?)
+        Ok(upsampler::program(&self.temporal_upsampler()?, [n, f, h, w], b)?)
     }
 
     /// Channels of a part's latent statistics, which the host reads and no program declares; none where it has none.
@@ -308,5 +342,13 @@ impl ModelConfigs {
             Component::AudioVae => Some(self.audio_vae()?.base_channels),
             _ => None,
         })
+    }
+}
+
+/// The component that does an upsampling.
+fn upsampler_of(upsampling: Upsampling) -> Component {
+    match upsampling {
+        Upsampling::TemporalX2 => Component::TemporalUpsampler,
+        Upsampling::SpatialX2 | Upsampling::SpatialX1_5 => Component::LatentUpsampler,
     }
 }

@@ -23,7 +23,7 @@ use crate::av::Av;
 use crate::failpoint;
 use crate::request::{Noising, Request, Shapes};
 use crate::runtime::{Outputs, ShardedTensor};
-use crate::sampling::denoise::{DenoiseShape, StreamRole};
+use crate::sampling::denoise::DenoiseShape;
 use crate::tensor::Tensor;
 
 /// Names of a pass' programs and dumped tensors.
@@ -109,22 +109,13 @@ impl Run<'_> {
         let sizes = &self.runner.model.sizes;
         let shape = request.denoise_shape(sizes, &shapes, self.batch.size());
         let order = DrawOrder::of(request, names.phase == Phase::Refine, self.runner.build.dtype);
-        let mut drawn = self.noise.draw(&mut self.runner.executor, &shapes, sizes, order)?;
+        let drawn = self.noise.draw(&mut self.runner.executor, &shapes, sizes, order)?;
         for (stream, noise) in Av::NAMES.zip(Av { video: &drawn.video, audio: &drawn.audio }) {
             if let Some(noise) = noise {
                 self.dump.keep_row(&format!("{}noise.{stream}", names.dump), noise, 1, 0);
             }
         }
-        let appended = drawn.appended.take();
-        let mut start = drawn.tokens(sizes)?;
-        if let Some(appended) = appended {
-            start.video = concatenated(&start.video, &fixed(appended)?)?;
-        }
-        let channels = sizes.transformer.streams().map(|stream| stream.in_channels);
-        let absent = start.as_mut().zip(shapes.roles).zip(shapes.tokens.zip(channels)).into_iter();
-        for ((start, _), (n, c)) in absent.filter(|((_, role), _)| *role == StreamRole::Absent) {
-            *start = Array3::zeros((self.batch.size(), n, c));
-        }
+        let mut start = drawn.start(&shapes, sizes, self.batch.size())?;
         if let Some(conditions) = &conditions {
             conditions.give(start.as_mut(), self.batch.size());
         }
@@ -306,11 +297,6 @@ impl Pass<'_> {
         let tokens = self.start.as_ref().map(|latents| [latents.shape()[1], latents.shape()[2]]);
         tokens.zip(self.shapes.denoised()).map(|([n, c], denoised)| [if denoised { n } else { 0 }, c])
     }
-}
-
-/// Tokens of the same videos, one after the other.
-fn concatenated(first: &Array3<f32>, second: &Array3<f32>) -> Result<Array3<f32>> {
-    ndarray::concatenate(Dim(1), &[first.view(), second.view()]).map_err(|e| PipelineError::Input(e.to_string()))
 }
 
 /// Latents of both streams, from the values that the loop carries.

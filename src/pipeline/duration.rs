@@ -12,7 +12,7 @@ use super::parameters::check_files;
 use super::prompts::tokens;
 use super::session::Session;
 use crate::av::Av;
-use crate::config::{Config, Job, Pipeline, Reference};
+use crate::config::{Config, Job, Pipeline, Reference, nearest_frames};
 use crate::models::duration_head::{Grid, frames};
 use crate::runtime::processes::Group;
 use crate::tensor::Tensor;
@@ -40,14 +40,15 @@ pub(super) fn resolve(config: &Config, jobs: &[Job], group: Option<&Arc<Group>>)
     let rate = config.request.frame_rate;
     let count = if model.configs.origin().has(Component::DurationHead) {
         let grid = if config.reference == Reference::Diffusers { Grid::Diffusers } else { Grid::Official };
-        let step = model.sizes.video_grid.temporal_compression;
+        let step = model.sizes.video_grid.temporal_compression * if config.doubles_frames() { 2 } else { 1 };
         let seconds = predict(config, model, job, frames(0.0, rate, step, grid), group)?;
         let count = frames(seconds, rate, step, grid);
         tracing::info!("the prompt's video lasts {seconds:.2} s, as predicted: {count} frames at {rate} a second");
         count
     } else if config.reference == Reference::Diffusers {
-        tracing::warn!("the model has no duration head: {WITHOUT_HEAD} frames, as diffusers' pipeline makes then");
-        WITHOUT_HEAD
+        let count = nearest_frames(WITHOUT_HEAD as f64, config.frame_step());
+        tracing::warn!("the model has no duration head: {count} frames, as diffusers' pipeline makes then");
+        count
     } else {
         return Err(PipelineError::Usage(format!(
             "request.num_frames: auto needs a duration head, which {} lacks: take an LTX-2.5 model that has one, or give a \

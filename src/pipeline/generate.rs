@@ -148,13 +148,20 @@ fn check_outputs(options: &GenerateOptions) -> Result<()> {
     Ok(named.try_for_each(|path| media::check_writable(path))?)
 }
 
+/// Frames and sound of the video that a configuration gives, where it does.
+///
+/// # Errors
+/// A video that cannot be read.
+pub(crate) fn given_clip(config: &Config) -> Result<Option<Arc<Clip>>> {
+    let path = config.request.video.as_ref().map(Path::new);
+    Ok(path.map(|path| Clip::read(path, Path::new("ffmpeg")).map(Arc::new)).transpose()?)
+}
+
 /// The requests of the jobs. Files that cannot be used are found before anything is loaded.
 fn requests(config: &Config, options: &GenerateOptions, model: &Model) -> Result<Vec<Request>> {
     let mut requests = options.jobs.iter().map(|job| model.request(config, job)).collect::<Result<Vec<Request>>>()?;
-    if let Some(path) = &config.request.video {
-        let clip = Arc::new(Clip::read(Path::new(path), Path::new("ffmpeg"))?);
-        requests.iter_mut().for_each(|request| request.clip = Some(clip.clone()));
-    }
+    let clip = given_clip(config)?;
+    requests.iter_mut().for_each(|request| request.clip.clone_from(&clip));
     let warning = requests.first().and_then(|r| beyond_training(r.output_frames(), r.output_rate()));
     warning.iter().for_each(|warning| tracing::warn!("{warning}"));
     for request in &requests {

@@ -10,7 +10,7 @@ pub mod compile;
 pub mod component;
 mod component_inputs;
 mod condition_encoder;
-mod conditions;
+pub(crate) mod conditions;
 pub mod configs;
 pub mod denoise_loop;
 mod denoising;

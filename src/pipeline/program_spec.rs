@@ -8,8 +8,9 @@ use crate::models::connectors::Input;
 use crate::models::diffusion_decoder::feature_grid;
 use crate::models::pixels::Pixels;
 use crate::models::transformer::{self as forward, CrossTimestep, ForwardShape};
+use crate::models::upsampler::Upsampling;
 use crate::nn::Build;
-use crate::request::{ModelSizes, Request, Shapes, Tiling};
+use crate::request::{ModelSizes, Request, Shapes, Tiling, keyframe_step, upsampling_steps};
 use crate::sampling::denoise::{self as sampling, DenoiseShape};
 
 /// Model and sizes that a program is written from.
@@ -20,6 +21,8 @@ pub(super) struct ProgramSpec<'a> {
     pub(crate) request: &'a Request,
     /// Request of the last pass.
     pub(crate) last: &'a Request,
+    /// Upsampling between two passes.
+    pub(crate) upsample: &'a [Upsampling],
     /// Whether frames leave the device as floats.
     pub(crate) float_frames: bool,
     pub(crate) shapes: Shapes,
@@ -46,16 +49,27 @@ pub(super) fn prepare(s: &ProgramSpec) -> Result<Network> {
     Ok(sampling::prepare(&s.sizes.transformer, &s.shape, s.build)?)
 }
 
+/// The first of the upsamplings between two passes that is one of those.
+fn upsampling(s: &ProgramSpec, of: impl Fn(Upsampling) -> bool) -> Result<Network> {
+    let (from, to) = (&s.shapes.video, Shapes::of(s.sizes, s.last)?.video);
+    let step = upsampling_steps(s.upsample, from, &to).into_iter().find(|step| of(step.upsampling));
+    let step = step.ok_or_else(|| PipelineError::Bug("no upsampling is asked for".into()))?;
+    s.configs.upsampling_program(&step, [s.batch(), from.channels], s.build)
+}
+
 pub(super) fn upsampler(s: &ProgramSpec) -> Result<Network> {
-    let (v, to) = (&s.shapes.video, Shapes::of(s.sizes, s.last)?.video);
-    let from = [v.channels, v.frames, v.height, v.width];
-    s.configs.upsampler_between(from, [to.channels, to.frames, to.height, to.width])?;
-    s.configs.upsampler_program([s.batch(), v.channels, v.frames, v.height, v.width], s.build)
+    upsampling(s, |upsampling| upsampling != Upsampling::TemporalX2)
+}
+
+pub(super) fn frame_upsampler(s: &ProgramSpec) -> Result<Network> {
+    upsampling(s, |upsampling| upsampling == Upsampling::TemporalX2)
 }
 
 pub(super) fn keyframe_upsampler(s: &ProgramSpec) -> Result<Network> {
-    let (v, keyframes) = (&s.shapes.video, s.shapes.generated(&s.request.conditions.video).len());
-    s.configs.upsampler_program([s.batch(), v.channels, keyframes.max(1), v.height, v.width], s.build)
+    let (from, to) = (&s.shapes.video, Shapes::of(s.sizes, s.last)?.video);
+    let keyframes = s.shapes.generated(&s.request.conditions.video).len();
+    let step = keyframe_step(keyframes.max(1), from, &to);
+    s.configs.upsampling_program(&step, [s.batch(), from.channels], s.build)
 }
 
 pub(super) fn text_encoder(s: &ProgramSpec) -> Result<Network> {

@@ -28,6 +28,7 @@ pub enum ProgramKind {
     #[default]
     Denoise,
     Upsampler,
+    FrameUpsampler,
     KeyframeUpsampler,
     RefinePrepare,
     Refine,
@@ -48,6 +49,10 @@ pub(super) enum Runs {
     Always,
     /// With two passes.
     TwoPasses,
+    /// With upsampling in space between two passes.
+    Spatial,
+    /// With upsampling in time between two passes.
+    Temporal,
     /// With keyframes that both passes generate.
     Keyframes,
     /// With temporal rounds.
@@ -158,7 +163,7 @@ impl ProgramRow {
 
 /// All programs, at the places of their kinds.
 #[rustfmt::skip]
-pub(crate) static TABLE: [ProgramRow; 20] = [
+pub(crate) static TABLE: [ProgramRow; 21] = [
     ProgramRow::new(ProgramKind::TextEncoder, "text_encoder", "Prompts to embeddings, all prompts in one pass",
         Component::TextEncoder, spec::text_encoder)
         .alone("`input_ids`, `attention_mask` to `prompt_embeds`", &["output_hidden_states"], inputs::text_encoder,
@@ -195,9 +200,12 @@ pub(crate) static TABLE: [ProgramRow; 20] = [
         .blocks(),
     ProgramRow::new(ProgramKind::Upsampler, "upsampler", "Latents to larger latents, between two passes",
         Component::LatentUpsampler, spec::upsampler)
-        .runs(Runs::TwoPasses)
+        .runs(Runs::Spatial)
         .alone("`latents` to larger `latents`, both un-normalised", &[], inputs::upsampler,
             |c, build| c.upsampler_program([1, 0, 2, 4, 4], build)),
+    ProgramRow::new(ProgramKind::FrameUpsampler, "frame_upsampler",
+        "Latents to latents of twice the frames, between two passes", Component::TemporalUpsampler, spec::frame_upsampler)
+        .within(ProgramKind::Upsampler).runs(Runs::Temporal),
     ProgramRow::new(ProgramKind::KeyframeUpsampler, "keyframe_upsampler", "Keyframes to larger ones, between two passes",
         Component::LatentUpsampler, spec::keyframe_upsampler)
         .within(ProgramKind::Upsampler).runs(Runs::Keyframes),

@@ -14,6 +14,7 @@ use crate::av::Av;
 use crate::config::{Config, Job, Noise, WeightSource};
 use crate::hlo::Program;
 use crate::models::Network;
+use crate::models::upsampler::Upsampling;
 use crate::nn::Build;
 use crate::request::{self, ModelSizes, Request, Shapes};
 use crate::runtime::{device_bytes, noise};
@@ -26,6 +27,8 @@ pub struct Programs {
     /// The passes' own requests.
     first: Request,
     second: Option<Request>,
+    /// Upsampling between them.
+    upsample: Vec<Upsampling>,
     /// Of temporal rounds, the second pass' at the canvas before the last one, and its largest tile.
     rounds: Option<[Request; 2]>,
     /// The finished video's.
@@ -51,6 +54,7 @@ impl Programs {
         let full = configs.sizes()?;
         let diffusion = configs.decodes_by_diffusion()?;
         let mut request = request::of_job(config, &full, &Job { index: 0, prompt: String::new(), seed: 0 })?;
+        config.upsamplings().iter().try_for_each(|upsampling| configs.check_upsampling(*upsampling))?;
         let of = |configs, sizes, request: Request| {
             let (first, second) = request.passes();
             let last = second.as_ref().unwrap_or(&first);
@@ -64,7 +68,9 @@ impl Programs {
                 Some([Request { num_frames: frames, conditions: Av::default(), ..last.clone() }, tile])
             });
             let keyframes = request.dfr.is_some();
-            Programs { configs, sizes, first, second, rounds, output, keyframes, values: false, diffusion, origin }
+            let upsample = request.refine.map_or(Vec::new(), |refine| refine.upsample);
+            let values = false;
+            Programs { configs, sizes, first, second, upsample, rounds, output, keyframes, values, diffusion, origin }
         };
         let Some(layers) = layers else { return Ok(of(configs, full, request)) };
         let all = full.transformer.num_layers;
@@ -118,9 +124,15 @@ impl Programs {
         Ok(parameters(&networks?))
     }
 
+    /// Whether latents are upsampled in time between two passes, or in space.
+    fn upsamples(&self, in_time: bool) -> bool {
+        self.upsample.iter().any(|upsampling| (*upsampling == Upsampling::TemporalX2) == in_time)
+    }
+
     /// The programs of a run of this request.
     pub fn kinds(&self) -> impl Iterator<Item = ProgramKind> {
         let two_passes = self.second.is_some();
+        let [temporal, spatial] = [true, false].map(|in_time| self.upsamples(in_time));
         let first = &self.first;
         let images = first.has_images() || first.given_frames().is_some() || first.references().next().is_some();
         let sound = self.first.has_sound();
@@ -130,6 +142,8 @@ impl Programs {
         let runs = move |row: &&ProgramRow| match row.runs {
             Runs::Always => true,
             Runs::TwoPasses => two_passes,
+            Runs::Spatial => spatial,
+            Runs::Temporal => temporal,
             Runs::Keyframes => keyframes,
             Runs::Rounds => rounds,
             Runs::Images => images,
@@ -191,11 +205,15 @@ impl Programs {
     /// Errors of model, sizes or layout.
     pub fn network(&self, kind: ProgramKind, build: &Build) -> Result<Network> {
         let row = kind.row();
-        if row.runs == Runs::TwoPasses && self.second.is_none() {
-            return Err(PipelineError::Usage(format!("program '{}' needs a pipeline of two stages", row.name)));
-        }
-        if row.runs == Runs::Keyframes && !self.keyframes {
-            return Err(PipelineError::Usage(format!("program '{}' needs the pipeline dfr", row.name)));
+        let needs = match row.runs {
+            Runs::TwoPasses if self.second.is_none() => Some("a pipeline of two stages"),
+            Runs::Spatial if !self.upsamples(false) => Some("two stages with upsampling in space between them"),
+            Runs::Temporal if !self.upsamples(true) => Some("two stages with temporal_x2 between them"),
+            Runs::Keyframes if !self.keyframes => Some("the pipeline dfr"),
+            _ => None,
+        };
+        if let Some(needs) = needs {
+            return Err(PipelineError::Usage(format!("program '{}' needs {needs}", row.name)));
         }
         let last = self.second.as_ref().unwrap_or(&self.first);
         let request = match (row.sizes, &self.rounds) {
@@ -211,8 +229,8 @@ impl Programs {
         };
         let shapes = Shapes::of(&self.sizes, request)?;
         let shape = request.denoise_shape(&self.sizes, &shapes, videos_at_once(&build.layout));
-        let (configs, sizes, float_frames) = (&self.configs, &self.sizes, self.values);
-        (row.write)(&ProgramSpec { configs, sizes, request, last, float_frames, shapes, shape, build })
+        let (configs, sizes, upsample, float_frames) = (&self.configs, &self.sizes, &self.upsample, self.values);
+        (row.write)(&ProgramSpec { configs, sizes, request, last, upsample, float_frames, shapes, shape, build })
     }
 }
 

@@ -24,8 +24,8 @@ use super::tiles;
 use crate::av::Av;
 use crate::media::{self, Audio, Frames, Mp4Options, VideoStream};
 use crate::models::pixels::Pixels;
-use crate::models::upsampler;
-use crate::request::{Assembly, RefinePass, Request, Shapes, Tiling};
+use crate::models::upsampler::{self, Upsampling};
+use crate::request::{Assembly, RefinePass, Request, Shapes, Tiling, keyframe_step, upsampling_steps};
 use crate::runtime::Outputs;
 use crate::tensor::Tensor;
 
@@ -261,10 +261,15 @@ impl Run<'_> {
         let (video, audio) = unpack(&self.runner.model, from, self.batch.size(), made.tokens)?;
         self.dump.keep_row("stage_1.latents.video", &video, 1, 0);
         self.dump.keep_row("stage_1.latents.audio", &audio, 1, 0);
-        let size = [to.video.frames, to.video.height, to.video.width];
-        let upsampled =
-            self.runner.upsampler(ProgramKind::Upsampler, video.clone(), size)?.run(&self.runner.executor)?;
-        let mut upsampled: Array5<f32> = fixed(upsampled.tensor("latents")?.into_f32())?;
+        let mut upsampled = video.clone();
+        for step in upsampling_steps(&refine.upsample, &from.video, &to.video) {
+            let program = match step.upsampling {
+                Upsampling::TemporalX2 => ProgramKind::FrameUpsampler,
+                Upsampling::SpatialX2 | Upsampling::SpatialX1_5 => ProgramKind::Upsampler,
+            };
+            let made = self.runner.upsampler(program, upsampled, &step)?.run(&self.runner.executor)?;
+            upsampled = fixed(made.tensor("latents")?.into_f32())?;
+        }
         if refine.adain != 0.0 {
             upsampled = upsampler::adain(upsampled.view(), video.view(), refine.adain);
         }
@@ -282,9 +287,10 @@ impl Run<'_> {
         let mut latents = self.unpacked(tokens, from.video)?;
         self.keep_latents("stage_1.keyframes", &latents)?;
         self.runner.model.statistics.video.denormalize(&mut latents, 1)?;
-        let size = [latents.dim().2, to.video.height, to.video.width];
+        let keyframes = latents.dim().2;
+        let step = keyframe_step(keyframes, &from.video, &to.video);
         let upsampled =
-            self.runner.upsampler(ProgramKind::KeyframeUpsampler, latents, size)?.run(&self.runner.executor)?;
+            self.runner.upsampler(ProgramKind::KeyframeUpsampler, latents, &step)?.run(&self.runner.executor)?;
         let mut latents: Array5<f32> = fixed(upsampled.tensor("latents")?.into_f32())?;
         let model = &self.runner.model;
         model.statistics.video.normalize(&mut latents, 1)?;

@@ -331,7 +331,9 @@ pub(crate) fn conditions(config: &Config) -> Result<Av<Vec<Condition>>, RequestE
     let given = config.request.audio.iter().map(|given| Ok(Condition::sound(given)));
     let sound = given.chain(config.request.audio_latents.iter().map(Condition::audio_span));
     let frames = config.request.num_frames.count().unwrap_or(1);
-    let slots = generated(config.conditioning.generated_keyframes, frames)?.into_iter().map(Condition::generated);
+    // They are the first pass' own, which has half the frames before upsampling in time.
+    let first = if config.doubles_frames() { (frames - 1) / 2 + 1 } else { frames };
+    let slots = generated(config.conditioning.generated_keyframes, first)?.into_iter().map(Condition::generated);
     let references = config.request.reference_videos.iter();
     // The last, as in both references: what is weighed attends to nothing that was appended before.
     let references = references.map(|given| Condition::reference(given, &config.conditioning));

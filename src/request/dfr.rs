@@ -11,7 +11,7 @@ const ETA: f64 = 0.5;
 /// How closely a round keeps the keyframes of the round before.
 const ANCHOR_STRENGTH: f32 = 0.95;
 /// Most frames a second that positions are computed for.
-const MOST_FRAMES: f64 = 60.0;
+pub(super) const MOST_FRAMES: f64 = 60.0;
 /// Frames a second above which diffusers computes them for the most.
 const SNAPS_ABOVE: f64 = 30.0;
 /// Distance of the seeds of two rounds' step noise.

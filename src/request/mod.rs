@@ -13,6 +13,7 @@ mod sizes;
 #[cfg(test)]
 mod tests;
 mod tiling;
+mod upsampling;
 
 pub use canvas::{Canvas, KeyframeSource, TemporalTile};
 pub(crate) use condition::conditions;
@@ -30,6 +31,7 @@ pub use sizes::ModelSizes;
 pub(crate) use sizes::coordinate_grids;
 pub(crate) use tiling::Tile;
 pub use tiling::Tiling;
+pub(crate) use upsampling::{UpsamplingStep, keyframe_step, upsampling_steps};
 
 use std::sync::Arc;
 
@@ -38,6 +40,7 @@ use crate::config;
 use crate::hlo::DType;
 use crate::media::Clip;
 use crate::models::transformer::CrossTimestep;
+use crate::models::upsampler::Upsampling;
 use crate::sampling::denoise::{DenoiseShape, StreamRole};
 use crate::sampling::guidance::{Branch, RescaleScope, Scales};
 use crate::sampling::guiders::Guider;
@@ -59,6 +62,8 @@ pub struct Request {
     pub frame_rate: f64,
     /// Frames a second that the video's positions are computed for, where these are others.
     pub position_rate: Option<f64>,
+    /// Frames, and their rate, of the video that the sound is as long as, where these are others.
+    pub sound_frames: Option<(usize, f64)>,
     /// Random seed.
     pub seed: u64,
     /// Where noise is drawn.
@@ -99,7 +104,7 @@ pub struct Request {
     pub assembly: Assembly,
     /// Known tokens of video and audio.
     pub conditions: Av<Vec<Condition>>,
-    /// A second pass at this size; the first then has half of it.
+    /// A second pass at this size; the first then has a smaller one.
     pub refine: Option<RefinePass>,
     /// Keyframes that both passes generate, and rounds behind them.
     pub dfr: Option<Dfr>,
@@ -145,6 +150,8 @@ pub enum NoiseOrder {
 /// The second pass of a two-pass request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RefinePass {
+    /// Upsampling of the first pass' latents, in turn.
+    pub upsample: Vec<Upsampling>,
     /// Noise levels, to the final 0; as much noise as the first one says is put in.
     pub sigmas: Vec<f32>,
     pub sampler: AnySampler,
@@ -163,14 +170,14 @@ impl Request {
         alike == *other
     }
 
-    /// The request of each pass: one of its own size, or one of half the size and one without guidance.
+    /// The request of each pass: one of its own size, or a smaller one and one without guidance.
     pub fn passes(&self) -> (Request, Option<Request>) {
-        let mut first = Request { refine: None, dfr: None, ..self.clone() };
+        let mut whole = Request { refine: None, dfr: None, ..self.clone() };
         if let Some(dfr) = &self.dfr {
-            first.num_frames = dfr.canvas.frames;
-            first.conditions.video.extend(dfr.keyframes());
+            whole.num_frames = dfr.canvas.frames;
+            whole.conditions.video.extend(dfr.keyframes());
         }
-        let Some(refine) = &self.refine else { return (first, None) };
+        let Some(refine) = &self.refine else { return (whole, None) };
         let mut second = Request {
             sigmas: refine.sigmas.clone(),
             sampler: refine.sampler.clone(),
@@ -178,17 +185,21 @@ impl Request {
             guidance_steps: Av::default(),
             guider: Guider::default(),
             stg_blocks: Av::default(),
-            ..first.clone()
+            ..whole.clone()
         };
+        if refine.upsample.contains(&Upsampling::TemporalX2) {
+            second = second.at_full_rate();
+        }
         if self.dfr.is_none() {
             second.conditions.video.retain(|condition| !condition.is_of_first_pass());
         }
-        (Request { width: self.width / 2, height: self.height / 2, ..first }, Some(second))
+        (whole.before(&refine.upsample), Some(second))
     }
 
-    /// Seconds that its frames last.
+    /// Seconds that its sound lasts.
     pub(crate) fn seconds(&self) -> f64 {
-        self.num_frames as f64 / self.frame_rate
+        let (frames, rate) = self.sound_frames.unwrap_or((self.num_frames, self.frame_rate));
+        frames as f64 / rate
     }
 
     /// Frames of the finished video.

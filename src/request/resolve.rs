@@ -103,6 +103,7 @@ pub(crate) fn of_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<R
         num_frames,
         frame_rate: r.frame_rate,
         position_rate: dfr.as_ref().map(|dfr| dfr.form.pass_rate(r.frame_rate)),
+        sound_frames: None,
         seed: job.seed,
         noise: config.sampler.noise,
         noise_order: match config.sampler.noise_order {
@@ -236,6 +237,7 @@ fn refine(config: &Config) -> Result<Option<RefinePass>, RequestError> {
         return Ok(None);
     }
     Ok(Some(RefinePass {
+        upsample: config.upsamplings().to_vec(),
         sigmas: sigmas::verbatim(&two.sigmas)?,
         sampler: samplers(config)?.1,
         keeps_audio: match two.audio {

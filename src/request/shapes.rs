@@ -49,7 +49,11 @@ impl Shapes {
     /// # Errors
     /// As [`Shapes::new`].
     pub fn of(sizes: &ModelSizes, r: &Request) -> Result<Self, SamplingError> {
-        let shapes = Shapes::new(sizes, r.width, r.height, r.num_frames, r.frame_rate)?;
+        let mut shapes = Shapes::new(sizes, r.width, r.height, r.num_frames, r.frame_rate)?;
+        if let Some((frames, rate)) = r.sound_frames {
+            shapes.audio = sizes.audio_grid.latents(1, sizes.audio_channels, frames, rate)?;
+            shapes.tokens.audio = shapes.audio.length;
+        }
         let (grid, video) = (&sizes.video_grid, &r.conditions.video);
         let each = video.iter().filter_map(|c| c.appended(&shapes.video, grid.temporal_compression));
         let appended = each.map(|latents| grid.tokens(&latents)).sum();

@@ -405,3 +405,36 @@ fn small_programs_are_timed_and_fitted() {
     assert_eq!(out.status.code(), Some(2));
     assert!(text(&out.stderr).contains("--from nowhere.json: "), "{}", text(&out.stderr));
 }
+
+/// Requests with known tokens are timed on them: an image behind the video's own tokens, a span that is made anew, sound alone.
+#[needs(cpu, full)]
+fn requests_with_conditions_are_timed() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name).to_str().expect("UTF-8").to_string();
+    let pattern = |(f, y, x, c): (usize, usize, usize, usize)| ((f * 11 + y * 5 + x * 3 + c * 40) % 256) as u8;
+    let frames = ndarray::Array4::from_shape_fn((9, 64, 64, 3), pattern);
+    let frames = ltx2::media::Frames::new(frames).expect("frames");
+    std::fs::create_dir(path("video")).expect("a folder");
+    ltx2::media::write_png_frames(folder.path().join("video").as_path(), &frames).expect("written");
+    let video = path("video");
+    let size = ["--width", "64", "--height", "64", "--num-frames", "9"];
+    let image = ["--pipeline", "image_to_video", "--image", "tests/fixtures/images/shapes.png", "8", "0.5"];
+    let cases: [(&[&str], &[&str]); 3] = [
+        (&image, &["latents.audio", "latents.video"]),
+        (&["--video", &video, "--retake", "0.1", "0.2"], &["latents.audio", "latents.video"]),
+        (&["--pipeline", "text_to_audio"], &["latents.audio"]),
+    ];
+    for (more, want) in cases {
+        let own =
+            ["bench", "-m", "tests/fixtures/models/tiny_a", "--platform", "cpu", "-p", "a", "--programs", "denoise"];
+        let json = path("bench.json");
+        let set = ["--set", "request.max_sequence_length=64", "--set", "guidance={stg_blocks: [1]}", "--set", QUICK];
+        let runs = ["--runs", "1", "--warmup", "1", "--steps", "2", "--json", &json];
+        let size = if more[0] == "--video" { &[][..] } else { &size[..] };
+        let done = support::ltx2().args([&own[..], &set, &runs, size, more].concat()).output().expect("runs");
+        assert!(done.status.success(), "{more:?}: {}", String::from_utf8_lossy(&done.stderr));
+        let report: serde_json::Value = serde_json::from_slice(&std::fs::read(&json).expect("a report")).expect("JSON");
+        let outputs = report["programs"]["denoise_loop"]["outputs"].as_object().expect("outputs");
+        assert_eq!(outputs.keys().collect::<Vec<_>>(), want, "{more:?}");
+    }
+}

@@ -37,6 +37,7 @@ mod sounds;
 mod tiling;
 mod time_line;
 mod tune;
+mod upsampling;
 mod verify;
 
 fn main() -> std::process::ExitCode {

@@ -155,6 +155,11 @@ fn cases() -> Vec<Case> {
         let rounds = Case::new("ltx2_5_dfr", platform).set("dfr.temporal_rounds", "2");
         all.push(rounds.set("reference", reference));
     }
+    // Upsampling in time between two stages, behind that in space and before it.
+    for (upsample, platform) in [("[spatial_x2, temporal_x2]", CUDA), ("[temporal_x2, spatial_x2]", V5P)] {
+        let frames = Case::new("ltx2_5_two_stage", platform).set("request.num_frames", "129");
+        all.push(frames.set("two_stage.upsample", upsample));
+    }
     let staged = Case::new("ltx2_two_stage", CPU);
     all.push(staged.set("request.images", &images(&[(0, "0.9")])));
     // Every layout, of both generations.

@@ -17,6 +17,7 @@ const WHOLE_RUNS: [&str; 9] = [
     "official_guidance",
     "given_video",
     "references",
+    "upsampling",
 ];
 /// Whole runs that are kept elsewhere, and those that compute their own reference.
 const OTHERS: [&str; 4] = ["images/image_to_video", "nano/reference", "gpu/one", "gpu/layouts"];

@@ -5,14 +5,16 @@
 use std::sync::Arc;
 
 use ltx2::Config;
+use ltx2::hlo::DType;
 use ltx2::media::{Audio, Clip, Frames, write_png_frames};
 use ltx2::pipeline::model::Model;
 use ltx2::request::Request;
 use ndarray::{Array2, Array4, Axis};
 
-use crate::support::official::{cases_of, dumping_steps};
+use crate::layouts::{build, limit};
+use crate::support::official::{cases_of, dumping_steps, open_with};
 use crate::support::thresholds::row;
-use crate::support::{Case, cpu, dumped, generate, needs};
+use crate::support::{Case, cpu, dumped, dumping, generate, needs, plain, relative_l2};
 
 /// The pattern of the generator: frames, and samples at 16 kHz.
 fn clip() -> Clip {
@@ -47,9 +49,7 @@ fn agrees(model: &str) {
         let (request, limit) = (request(case, &runner.model, &clip), row(&case.name).f32());
         let made = generate(&mut runner, &request, &dumping_steps());
         for name in case.outputs.keys().filter(|name| name.starts_with("step_")) {
-            let distance = case.distance(name, dumped(&made, name));
-            eprintln!("{} {name}: {distance:.1e}", case.name);
-            assert!(distance <= limit, "{} {name}: {distance:e}", case.name);
+            let distance = case.within(name, dumped(&made, name), limit);
             if distance > largest.0 {
                 largest = (distance, format!("{} {name}", case.name));
             }
@@ -86,6 +86,40 @@ fn of_2_0() {
 #[needs(cpu)]
 fn of_2_3() {
     agrees("tiny_2_3");
+}
+
+/// Spans, overlaps and streams that are kept, and sound alone, sharded over tokens that divide and that do not, over heads and
+/// over branches. The four share a layout's programs but for the loop's.
+#[needs(cpu, full)]
+fn every_layout_gives_what_one_device_gives() {
+    let client = cpu(8);
+    let (all, runner) = cases_of(&client, "given_video", "tiny_2_3");
+    let clip = Arc::new(clip());
+    let named = |name: &str| all.iter().find(|case| case.name.ends_with(name)).expect("a case");
+    let requests = ["_retake", "_extend", "_video_to_audio_clean", "_text_to_audio"]
+        .map(|name| (name, request(named(name), &runner.model, &clip)));
+    drop(runner);
+    let run = |how| {
+        let mut runner = open_with(&client, &all[0], how);
+        requests.each_ref().map(|(_, request)| generate(&mut runner, request, &dumping(None)))
+    };
+    let whole = run(plain(DType::F32));
+    for (layout, mesh) in
+        [("fsdp-ulysses", "cfg=2,context=2"), ("tensor", "cfg=2,context=2,tensor=2"), ("ring", "context=4")]
+    {
+        for (((name, _), got), want) in requests.iter().zip(run(build(layout, mesh, 8))).zip(&whole) {
+            for tensor in ["latents.video", "latents.audio", "audio"] {
+                // There is no video to compare, or it is the one that is given.
+                if tensor == "latents.video" && ["_text_to_audio", "_video_to_audio_clean"].contains(name) {
+                    continue;
+                }
+                let distance = relative_l2(dumped(&got, tensor), dumped(want, tensor));
+                eprintln!("{layout} {mesh} {name} {tensor}: {distance:.1e}");
+                assert!(distance <= limit(layout), "{layout} {mesh} {name} {tensor}: {distance:e}");
+            }
+            assert_eq!(got.frames.count(), want.frames.count(), "{layout} {mesh} {name}");
+        }
+    }
 }
 
 /// The source's frames are in the file: of a video that is gone on with, and of one that gets other sound.

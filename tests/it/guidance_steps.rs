@@ -38,8 +38,7 @@ fn agrees(model: &str, count: usize) {
         let own = case.outputs.keys().filter_map(|name| Some((name, name.strip_prefix(&prefix)?)));
         let (mut largest, mut seen) = (0.0f64, 0);
         for (name, dumped_name) in own {
-            let distance = case.distance(name, dumped(&made, dumped_name));
-            assert!(distance <= limit, "{model} {name}: {distance:e}");
+            let distance = case.within(name, dumped(&made, dumped_name), limit);
             (largest, seen) = (largest.max(distance), seen + 1);
         }
         assert_eq!(seen, 2 * (request.sigmas.len() - 1), "{prefix}: tensors of steps");

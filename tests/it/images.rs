@@ -144,9 +144,7 @@ fn a_video_from_a_first_frame_agrees_with_the_reference() {
     let made = generate(&mut runner, &whole, &dumping(None));
     let limit = thresholds::row(&case.name).f32();
     for name in ["latents.video", "latents.audio"] {
-        let distance = case.distance(name, dumped(&made, name));
-        eprintln!("{name}: {distance:.1e}");
-        assert!(distance <= limit, "{name}: {distance:e}");
+        case.within(name, dumped(&made, name), limit);
     }
     let without = generate(&mut runner, &Request { conditions: with(0), ..whole.clone() }, &dumping(None));
     assert!(case.distance("latents.video", dumped(&without, "latents.video")) > 1e-2, "the losses are seen");

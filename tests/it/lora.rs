@@ -10,6 +10,7 @@ use crate::support::single_file::{Stored, read, write};
 use crate::support::{self, Case, cases, cpu, dumped, full, needs, quick, relative_l2};
 use ltx2::config;
 use ltx2::hlo::DType;
+use ltx2::models::upsampler::Upsampling;
 use ltx2::nn::{Build, Lowering, Param, Quantization};
 use ltx2::pipeline::component::run_component;
 use ltx2::pipeline::configs::ModelConfigs;
@@ -311,8 +312,14 @@ fn stages_have_updates_of_their_own() {
         Runner::new(Model::open(&source).expect("complete"), executor, build(DType::F32))
     };
     let (mut plain, mut merged) = (runner(&plain), runner(&merged));
-    let refine =
-        RefinePass { sigmas: vec![0.9, 0.5, 0.0], sampler: Euler.into(), keeps_audio: true, adain: 0.0, tone_map: 0.0 };
+    let refine = RefinePass {
+        upsample: vec![Upsampling::SpatialX2],
+        sigmas: vec![0.9, 0.5, 0.0],
+        sampler: Euler.into(),
+        keeps_audio: true,
+        adain: 0.0,
+        tone_map: 0.0,
+    };
     let request = Request { refine: Some(refine), ..official::request(case, &plain.model) };
     // The latents of both stages, of a first and a second video.
     let made = |runner: &mut Runner, stages: &[u8], strength: f64| {

@@ -51,6 +51,7 @@ mod sound;
 mod spatial_sharding;
 mod spmd;
 mod tiles;
+mod upsampling;
 
 fn main() -> std::process::ExitCode {
     support::harness::main()

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use ltx2::av::Av;
 use ltx2::hlo::DType;
 use ltx2::models::transformer::CrossTimestep;
+use ltx2::models::upsampler::Upsampling;
 use ltx2::nn::Build;
 use ltx2::pipeline::executor::Executor;
 use ltx2::pipeline::model::Model;
@@ -101,6 +102,7 @@ fn requested(subject: &Subject, model: &Model) -> Request {
     video.extend(subject.slots.iter().map(|frame| Condition::generated(*frame)));
     let [folder, name] = subject.case;
     let refine = RefinePass {
+        upsample: vec![Upsampling::SpatialX2],
         sigmas: vec![0.909375, 0.421875, 0.0],
         sampler: Euler.into(),
         keeps_audio: true,

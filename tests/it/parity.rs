@@ -44,9 +44,7 @@ fn within(limit: f64, component: ProgramKind, cases: Vec<Case>, outputs: &[&str]
     for case in cases {
         let got = run(&client, component, &case, case.inputs.clone(), &build(DType::F32, Numerics::Default));
         for name in outputs {
-            let distance = case.distance(name, &got[*name]);
-            eprintln!("{} {name}: {distance:.1e}", case.name);
-            assert!(distance <= limit, "{} {name}: {distance:e} > {limit:e}", case.name);
+            case.within(name, &got[*name], limit);
         }
     }
 }

@@ -31,9 +31,7 @@ fn every_pipeline_case_agrees_with_the_reference() {
             assert_eq!(dumped(&generated, name), &case.outputs[name], "{}: {name} is torch's, bit for bit", case.name);
         }
         for name in ["latents.video", "latents.audio", "video", "audio"] {
-            let distance = case.distance(name, dumped(&generated, name));
-            eprintln!("{} {name}: {distance:.1e}", case.name);
-            assert!(distance <= limit, "{} {name}: {distance:e}", case.name);
+            case.within(name, dumped(&generated, name), limit);
         }
     }
 }

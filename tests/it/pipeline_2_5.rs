@@ -48,9 +48,7 @@ fn agrees(case: &Case, config: &Config) -> (Runner, Request, Generated) {
 fn compare(case: &Case, made: &Generated) {
     let limit = thresholds::row(&case.name).f32();
     for name in case.outputs.keys().map(|name| name.trim_end_matches(".strided")) {
-        let distance = case.distance(name, dumped(made, name));
-        eprintln!("{} {name}: {distance:.1e}", case.name);
-        assert!(distance <= limit, "{} {name}: {distance:e}", case.name);
+        case.within(name, dumped(made, name), limit);
     }
 }
 
@@ -147,9 +145,7 @@ fn a_video_is_decoded_by_diffusion_in_tiles() {
     let made = generate(&mut runner, &request, &dumping(None));
     let limit = thresholds::row(&case.name).f32();
     for name in ["latents.video", "video"] {
-        let distance = case.distance(name, dumped(&made, name));
-        eprintln!("{} {name}: {distance:.1e}", case.name);
-        assert!(distance <= limit, "{name}: {distance:e}");
+        case.within(name, dumped(&made, name), limit);
     }
     // In pieces, as they become bytes.
     let pieces = generate(&mut runner, &request, &RunOptions::default());

@@ -8,6 +8,7 @@ use ltx2::hlo::DType;
 use ltx2::models::Network;
 use ltx2::models::diffusion_decoder::{DiffusionDecoderConfig, program};
 use ltx2::models::pixels::Pixels;
+use ltx2::models::upsampler::{self, UpsamplerConfig};
 use ltx2::sampling::TorchRng;
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
@@ -27,7 +28,7 @@ fn drawn(model: &str, name: &str, shape: &[usize]) -> Vec<u8> {
         (_, "bias") => [0.0, 0.15],
         ([_], "weight") => [1.0, 0.25],
         ([_, width], "weight") => [0.0, 1.0 / (*width as f32).sqrt()],
-        ([_, rest @ ..], "weight") if rest.len() == 4 => {
+        ([_, rest @ ..], "weight" | "kernel") if matches!(rest.len(), 3 | 4) => {
             [0.0, (1.3 / (rest.iter().product::<usize>() as f64).sqrt()) as f32]
         }
         _ => panic!("{name} {shape:?}"),
@@ -40,9 +41,15 @@ fn drawn(model: &str, name: &str, shape: &[usize]) -> Vec<u8> {
 /// vectors.
 pub fn write_component(model: &Path, part: &str, network: &Network, more: &[(&str, &[f32])], folder: &Path) {
     let name = model.file_name().expect("a name").to_string_lossy();
+    let config = fs::read_to_string(model.join(part).join("config.json")).expect("a file");
+    write_drawn(&folder.join(part), &config, &name, network, more);
+}
+
+/// Writes a component's folder: its configuration, the weights that a program reads, drawn by `name`, and `more` vectors.
+fn write_drawn(folder: &Path, config: &str, name: &str, network: &Network, more: &[(&str, &[f32])]) {
     let declared = network.params.iter().flat_map(|p| p.source.tensors());
     let mut tensors: BTreeMap<String, (Vec<usize>, Vec<u8>)> =
-        declared.map(|(key, shape)| (key.to_string(), (shape.to_vec(), drawn(&name, key, shape)))).collect();
+        declared.map(|(key, shape)| (key.to_string(), (shape.to_vec(), drawn(name, key, shape)))).collect();
     for (key, values) in more {
         let bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect();
         tensors.insert((*key).to_string(), (vec![values.len()], bytes));
@@ -50,11 +57,17 @@ pub fn write_component(model: &Path, part: &str, network: &Network, more: &[(&st
     let views = tensors
         .iter()
         .map(|(key, (shape, data))| (key, TensorView::new(Dtype::F32, shape.clone(), data).expect("a tensor")));
-    let own = folder.join(part);
-    fs::create_dir(&own).expect("a folder");
-    fs::copy(model.join(part).join("config.json"), own.join("config.json")).expect("copies");
-    let file = own.join("diffusion_pytorch_model.safetensors");
+    fs::create_dir(folder).expect("a folder");
+    fs::write(folder.join("config.json"), config).expect("written");
+    let file = folder.join("diffusion_pytorch_model.safetensors");
     fs::write(file, safetensors::serialize(views, None).expect("bytes")).expect("written");
+}
+
+/// Writes a latent upsampler of a configuration into a folder, its weights drawn by `name`.
+pub fn write_upsampler(folder: &Path, config: &serde_json::Value, name: &str) {
+    let c = UpsamplerConfig::from_json(config).expect("valid");
+    let network = upsampler::program(&c, [1, 2, 2, 2], &plain(DType::F32)).expect("builds");
+    write_drawn(folder, &config.to_string(), name, &network, &[]);
 }
 
 /// A model folder like [`WHOLE_2_5`] with a diffusion decoder beside the convolutional one, whose latents have a mean and deviation

@@ -6,6 +6,7 @@
 //! | `LTX2_REQUIRE=cpu,ffmpeg` | what is missing of these is a failure |
 //! | `LTX2_TEST_FULL=1` | tests of `make test-full` run too |
 //! | `LTX2_TEST_CHIP=v6e` | of `cargo test --test tpu`, the kernel and the slices of one chip |
+//! | `LTX2_PARITY_LOG=FILE` | appends a JSON line a comparison with a reference (`scripts/tests/parity_table.py`) |
 //! | `LTX2_TEST_LOG=FILE` | appends a JSON line a test: its name, seconds, outcome and reason |
 
 use std::fs::OpenOptions;
@@ -215,11 +216,22 @@ fn run(name: &str, test: fn(), lacks: Option<(bool, String)>) -> Result<Completi
 
 /// Appends to `LTX2_TEST_LOG`.
 fn log(name: &str, took: Duration, outcome: &str, reason: Option<&str>) {
-    let Some(path) = std::env::var_os("LTX2_TEST_LOG") else { return };
     let binary = env!("CARGO_CRATE_NAME");
     let line =
         json!({"binary": binary, "test": name, "seconds": took.as_secs_f64(), "outcome": outcome, "reason": reason});
+    append("LTX2_TEST_LOG", &line);
+}
+
+/// Appends how far an output of a case is from the reference's, and how far it may be, to `LTX2_PARITY_LOG`.
+#[allow(dead_code)] // Not every binary compares.
+pub fn note_distance(case: &str, output: &str, distance: f64, limit: f64) {
+    append("LTX2_PARITY_LOG", &json!({"case": case, "output": output, "distance": distance, "limit": limit}));
+}
+
+/// Appends a line to the file that a variable names, where it does.
+fn append(variable: &str, line: &serde_json::Value) {
+    let Some(path) = std::env::var_os(variable) else { return };
     let file = OpenOptions::new().create(true).append(true).open(path);
     let written = file.and_then(|mut file| file.write_all(format!("{line}\n").as_bytes()));
-    written.expect("LTX2_TEST_LOG can be written");
+    written.unwrap_or_else(|e| panic!("{variable} cannot be written: {e}"));
 }

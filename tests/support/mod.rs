@@ -236,6 +236,15 @@ impl Case {
         let (got, want) = self.pair(name, got);
         relative_l2(&got, want)
     }
+
+    /// [`Case::distance`], which fails above a limit and is noted for the table of distances.
+    pub fn within(&self, name: &str, got: &Tensor, limit: f64) -> f64 {
+        let distance = self.distance(name, got);
+        eprintln!("{} {name}: {distance:.1e}", self.name);
+        harness::note_distance(&self.name, name, distance, limit);
+        assert!(distance <= limit, "{} {name}: {distance:e} > {limit:e}", self.name);
+        distance
+    }
 }
 
 /// All cases of a component.
@@ -387,6 +396,7 @@ pub fn request(case: &Case, models: &Model) -> Request {
         num_frames,
         frame_rate,
         position_rate: None,
+        sound_frames: None,
         seed: number("seed"),
         noise: ltx2::config::Noise::Torch,
         noise_order: NoiseOrder::Latents,

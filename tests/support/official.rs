@@ -33,7 +33,11 @@ fn open(client: &Client, case: &Case) -> Runner {
 /// The same as a layout has it.
 pub fn open_with(client: &Client, case: &Case, build: Build) -> Runner {
     let upsampler = case.scalars["upsampler"].as_str().map(|name| format!("tests/fixtures/models/{name}"));
-    let overrides = Overrides { upsampler, ..Overrides::default() };
+    open_over(client, case, Overrides { upsampler, ..Overrides::default() }, build)
+}
+
+/// The same with these parts in place of the model's own.
+pub fn open_over(client: &Client, case: &Case, overrides: Overrides, build: Build) -> Runner {
     let model = case.model.to_str().expect("UTF-8");
     let source = Arc::new(ModelSource::open(model, &overrides).expect("a model"));
     let executor = Executor::new(Engine::new(client.clone(), quick()), source.clone());

@@ -5,12 +5,14 @@ mod filters;
 mod model;
 #[cfg(test)]
 mod tests;
+mod upsampling;
 
 pub use config::UpsamplerConfig;
 pub use filters::{adain, tone_map};
 pub use model::program;
+pub use upsampling::Upsampling;
 
 /// The model folder's name.
 pub(crate) const COMPONENT: &str = "latent_upsampler";
-/// The folder's name of LTX-2.5's upsampler in time.
+/// The folder's name of the upsampler in time.
 pub(crate) const TEMPORAL: &str = "temporal_latent_upsampler";

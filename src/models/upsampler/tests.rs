@@ -70,6 +70,42 @@ fn what_is_not_computed_is_refused() {
     assert_refused(TEMPORAL, |json| UpsamplerConfig::from_json(json)?.in_time(), spatial);
 }
 
+/// Files are told by what they do, not by their names.
+#[test]
+fn a_file_of_another_upsampling_is_named_with_what_to_change() {
+    use Upsampling::{SpatialX1_5, SpatialX2, TemporalX2};
+    let kinds = [
+        (json!({}), Some(SpatialX2)),
+        (json!({"use_rational_resampler": false}), Some(SpatialX2)),
+        (json!({"rational_spatial_scale": 1.5}), Some(SpatialX1_5)),
+        (json!({"spatial_upsample": false, "temporal_upsample": true}), Some(TemporalX2)),
+        (json!({"rational_spatial_scale": 4.0}), None),
+        (json!({"temporal_upsample": true}), None),
+    ];
+    for (json, kind) in &kinds {
+        let c = config(json.clone());
+        assert_eq!(c.upsampling(), *kind, "{json}");
+        for asked in [SpatialX2, SpatialX1_5, TemporalX2] {
+            assert_eq!(c.check_is(asked).is_ok(), *kind == Some(asked), "{json} {asked:?}");
+        }
+    }
+    let said = |kind: usize, asked: Upsampling| config(kinds[kind].0.clone()).check_is(asked).expect_err("another");
+    assert_eq!(
+        said(0, SpatialX1_5),
+        "this latent upsampler is x2, two_stage.upsample asks for spatial_x1_5: give one of spatial_x1_5 as \
+         model.upsampler, or set two_stage.upsample to [spatial_x2]"
+    );
+    assert_eq!(
+        said(3, SpatialX2),
+        "this latent upsampler is x2 in time, two_stage.upsample asks for spatial_x2: give this file as \
+         model.temporal_upsampler, and one of spatial_x2 as model.upsampler"
+    );
+    assert!(
+        said(4, SpatialX2)
+            .ends_with("is x4, two_stage.upsample asks for spatial_x2: give one of spatial_x2 as model.upsampler")
+    );
+}
+
 #[test]
 fn both_sides_that_do_not_fit_are_named() {
     let c = config(json!({}));

@@ -1,0 +1,170 @@
+#!/usr/bin/env python3
+"""Writes docs/reference/distances.md: how far each feature's numbers are from the references', as its tests measure them.
+
+    scripts/tests/parity_table.py              runs the tests of `ROWS`, all cases, then writes the page
+    scripts/tests/parity_table.py --no-run     writes it from the last measurement, target/tests/parity.jsonl
+
+A test compares by `Case::within` (tests/support), which appends a line to `LTX2_PARITY_LOG`. Cases say which reference they are of. A
+new feature is a line of `ROWS`.
+"""
+
+import datetime
+import json
+import os
+import re
+import struct
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+LOG = ROOT / "target" / "tests" / "parity.jsonl"
+PAGE = ROOT / "docs" / "reference" / "distances.md"
+MODELS = {"tiny_a": "2.0", "tiny_2_3": "2.3", "tiny_2_5": "2.5"}
+
+
+@dataclass
+class Row:
+    """A feature: its test, and the comparisons of it that are meant, as `component/case output`."""
+
+    feature: str
+    test: str
+    cases: str
+    # Where the file has diffusers' version alone, and others made the numbers.
+    reference: str = None
+
+
+@dataclass
+class Exact:
+    """A feature whose numbers are the reference's, bit for bit."""
+
+    feature: str
+    test: str
+    reference: str
+
+
+_WHEELS = "Lightricks 1.0.0"
+ROWS = [
+    Row("sound to spectrogram", "it sound::", r"mel/", _WHEELS),
+    Row("audio encoder", "it parity::audio_encoder", r"audio-encoder/"),
+    Row("given sound to tokens", "it sound::", r"given-sound/", _WHEELS),
+    Row("video to a given sound", "it official_steps::", r"official(_1_0)?/tiny_\w+_audio "),
+    Row("retake", "it given_video::", r"given_video/tiny_\w+_retake\w* "),
+    Row("extend", "it given_video::", r"given_video/tiny_\w+_extend "),
+    Row("sound for a video", "it given_video::", r"given_video/tiny_\w+_video_to_audio\w* "),
+    Row("sound alone", "it given_video::", r"given_video/tiny_\w+_text_to_audio "),
+    Row("frames given", "it official_steps::", r"official(_1_0)?/tiny_\w+?_(image\w*) "),
+    Row("keyframes", "it official_steps::", r"official(_1_0)?/tiny_\w+_keyframes "),
+    Row("two stages", "it official_steps::", r"official(_1_0)?/tiny_\w+_two_stage "),
+    Row("distilled", "it official_steps::", r"official/tiny_\w+_distilled "),
+    Row("HQ: `res_2s`", "it official_steps::", r"official/tiny_\w+_hq "),
+    Row("terms of guidance, every subset", "it official_guidance::", r"official_guidance/"),
+    Row("guidance by step: skipped steps, scales by noise level", "it guidance_steps::of_", r"official_by_step/\w+ (skip|by_sigma)"),
+    Row("guiders: APG, its older form, CFG*", "it guidance_steps::of_", r"official_by_step/\w+ (apg|legacy_apg|cfg_star)"),
+    Row("gradient estimation", "it guidance_steps::of_", r"official_by_step/\w+ gradient_estimation"),
+    Row("CFG++", "it guidance_steps::of_", r"official_by_step/\w+ cfg_pp"),
+    Row("ancestral Euler (LTX-2.5's distilled)", "it pipeline_2_5::", r"pipeline_2_5/distilled "),
+    Exact("schedules: beta, linear-quadratic", "lib sampling::schedules::tests::tables_are_the_references_bit_for_bit", _WHEELS),
+    Exact("schedule of the models", "lib sampling::sigmas::tests::schedules_are_the_references_bit_for_bit", "Lightricks 1.0.0, diffusers 0.42.1"),
+    Row("upsamplers alone: x2, x1.5, in time", "it parity::upsampler", r"upsampler/"),
+    Row("upsampling between two stages: x1.5, in time, both", "it upsampling::", r"upsampling/"),
+    Row("temporal rounds (DFR)", "it dfr::", r"dfr/"),
+]
+
+
+def run(tests):
+    """Runs tests, all of their cases, with their distances noted; the names of those that pass."""
+    LOG.parent.mkdir(parents=True, exist_ok=True)
+    LOG.unlink(missing_ok=True)
+    env = os.environ | {"LTX2_PARITY_LOG": str(LOG), "LTX2_TEST_FULL": "1", "LTX2_REQUIRE": "cpu"}
+    for test in tests:
+        binary, name = test.split(" ")
+        target = ["--lib"] if binary == "lib" else ["--test", binary]
+        command = ["cargo", "test", "--locked", *target, "--", name]
+        print(f"== {' '.join(command)}", flush=True)
+        done = subprocess.run(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        passed = re.findall(r"^test result: ok\. (\d+) passed", done.stdout, re.MULTILINE)
+        if done.returncode != 0 or not any(int(count) for count in passed):
+            sys.exit(f"{done.stdout[-4000:]}\n{test}: failed, or no test ran")
+        if binary == "lib":
+            with open(LOG, "a") as log:
+                log.write(json.dumps({"exact": test}) + "\n")
+
+
+def metadata(case):
+    """What a case's file says of itself."""
+    with open(ROOT / "tests/fixtures/cases" / f"{case}.safetensors", "rb") as file:
+        (size,) = struct.unpack("<Q", file.read(8))
+        return json.loads(file.read(size))["__metadata__"]
+
+
+def reference(about):
+    """Whose numbers a case has."""
+    official = about.get("ltx-pipelines")
+    return f"Lightricks {official.split(' ')[0]}" if official else f"diffusers {about['diffusers']}"
+
+
+def what(output):
+    """Kind of an output, by the last part of its name."""
+    last = output.split(".")[-1]
+    kinds = {"video": "frames", "audio": "samples", "mel": "spectrogram", "tokens": "tokens", "latents": "latents"}
+    named = [word for word in ("noise", "latents", "keyframes") if word in output]
+    return named[0].replace("keyframes", "latents") if named else kinds.get(last, last)
+
+
+def lines(row, measured):
+    """A row's lines of the table: one for each reference and kind of output."""
+    found = {}
+    for one in measured:
+        if "case" not in one or not re.match(row.cases, f"{one['case']} {one['output']}"):
+            continue
+        about = metadata(one["case"])
+        group = found.setdefault((row.reference or reference(about), what(one["output"])), [])
+        group.append((one["distance"], one["limit"], MODELS.get(about["model"])))
+    if not found:
+        sys.exit(f"{row.feature}: no comparison matches {row.cases}")
+    for (whose, kind), group in sorted(found.items()):
+        models = ", ".join(sorted({model for *_, model in group if model})) or "–"
+        distance, limit = max(distance for distance, *_ in group), max(limit for _, limit, _ in group)
+        yield f"| {row.feature} | {whose} | {models} | {len(group)} {kind} | {distance:.1e} | {limit:.0e} | `{row.test}` |"
+
+
+def page(measured):
+    """The page."""
+    exact = {one["exact"] for one in measured if "exact" in one}
+    table = []
+    for row in ROWS:
+        if isinstance(row, Row):
+            table.extend(lines(row, measured))
+        elif row.test in exact:
+            table.append(f"| {row.feature} | {row.reference} | – | tables | 0 | 0 | `{row.test}` |")
+        else:
+            sys.exit(f"{row.feature}: {row.test} was not run")
+    return f"""# Distances from the references
+
+How far this program's numbers are from the references', on small models of random weights, in f32, on the CPU: relative L2 of each
+tensor that a test compares, the largest of all cases. Latents are those after every step of every pass where the reference is
+Lightricks'. The limit is the test's.
+
+| feature | reference | LTX | compared | largest distance | limit | test |
+|---|---|---|---|---|---|---|
+{chr(10).join(table)}
+
+Written by `python3 scripts/tests/parity_table.py` on {datetime.date.today()}: it runs the tests of the last column with all their cases, and
+takes what they measured. [Which keys are whose convention](../guides/references.md).
+"""
+
+
+def main():
+    if sys.argv[1:] not in ([], ["--no-run"]):
+        sys.exit(__doc__)
+    if not sys.argv[1:]:
+        run(list(dict.fromkeys(row.test for row in ROWS)))
+    measured = [json.loads(line) for line in LOG.read_text().splitlines()]
+    PAGE.write_text(page(measured))
+    print(f"{PAGE.relative_to(ROOT)}: {len(measured)} comparisons")
+
+
+if __name__ == "__main__":
+    main()
