@@ -7,7 +7,7 @@ use crate::support::needs;
 use crate::support::thresholds::{row, rows};
 
 /// Folders of `tests/fixtures/cases` whose every case is a whole run.
-const WHOLE_RUNS: [&str; 9] = [
+const WHOLE_RUNS: [&str; 10] = [
     "pipeline",
     "dfr",
     "pipeline_2_5",
