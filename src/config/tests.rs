@@ -343,6 +343,29 @@ fn values_that_cannot_be_used_say_what_can() {
     ] {
         assert_eq!(load(&set(&[pair])).unwrap_err().to_string(), want, "{pair}");
     }
+    for (pairs, want) in [
+        (
+            ["guidance.audio.skip=1", "sampler.kind=res_2s"],
+            "guidance.audio.skip = 1 (--set): a sampler that evaluates the transformer twice a step skips none; remove it, or \
+             choose another sampler.kind",
+        ),
+        (
+            ["sampler.sigmas=[1, 0.5]", "sampler.schedule=beta"],
+            "sampler.schedule = Beta (--set): sampler.sigmas holds the noise levels already: set sampler.steps, which takes \
+             their place, or remove it",
+        ),
+        (
+            ["guidance.stg_streams=diffusers", "guidance.audio.by_sigma=[{sigma: 1, stg: 1}]"],
+            "guidance.audio.by_sigma = stg at 1 (--set): guidance.stg_streams: diffusers knows no such; take official",
+        ),
+    ] {
+        assert_eq!(load(&set(&pairs)).unwrap_err().to_string(), want, "{pairs:?}");
+    }
+}
+
+/// Sizes, frames and lists of upsampling between two stages.
+#[test]
+fn upsampling_that_cannot_be_says_what_can() {
     let two = "pipeline=two_stage";
     for (pairs, want) in [
         (
@@ -356,7 +379,7 @@ fn values_that_cannot_be_used_say_what_can() {
         ),
         (
             [two, "two_stage.upsample=[spatial_x2, temporal_x2]"],
-            "request.num_frames = 121 (default): must be one more than a multiple of 16 with temporal_x2 between two stages; \
+            "request.num_frames = 121 (preset ltx2): must be one more than a multiple of 16 with temporal_x2 between two stages; \
              the nearest are 113 and 129",
         ),
         ([two, "two_stage.upsample=[]"], "two_stage.upsample = [] (--set): must name one upsampling or more"),
@@ -371,20 +394,6 @@ fn values_that_cannot_be_used_say_what_can() {
         (
             ["pipeline=dfr", "two_stage.upsample=[spatial_x1_5]"],
             "two_stage.upsample = [spatial_x1_5] (--set): the pipeline dfr has spatial_x2, then dfr.temporal_rounds",
-        ),
-        (
-            ["guidance.audio.skip=1", "sampler.kind=res_2s"],
-            "guidance.audio.skip = 1 (--set): a sampler that evaluates the transformer twice a step skips none; remove it, or \
-             choose another sampler.kind",
-        ),
-        (
-            ["sampler.sigmas=[1, 0.5]", "sampler.schedule=beta"],
-            "sampler.schedule = Beta (--set): sampler.sigmas holds the noise levels already: set sampler.steps, which takes \
-             their place, or remove it",
-        ),
-        (
-            ["guidance.stg_streams=diffusers", "guidance.audio.by_sigma=[{sigma: 1, stg: 1}]"],
-            "guidance.audio.by_sigma = stg at 1 (--set): guidance.stg_streams: diffusers knows no such; take official",
         ),
     ] {
         assert_eq!(load(&set(&pairs)).unwrap_err().to_string(), want, "{pairs:?}");
