@@ -70,6 +70,7 @@ fn check_request(config: &Config) -> Result<(), Fault> {
         return fail("pipeline", config.pipeline.name().into(), why.into());
     }
     check_source(config)?;
+    check_chain(config)?;
     if let Some(why) = config.pipeline.audio_fault(r.audio.is_some()) {
         return fail("pipeline", config.pipeline.name().into(), why.into());
     }
@@ -153,6 +154,38 @@ fn check_source(config: &Config) -> Result<(), Fault> {
     }
 }
 
+/// Checks the settings of a video of several clips.
+fn check_chain(config: &Config) -> Result<(), Fault> {
+    let (r, name) = (&config.request, config.pipeline.name());
+    let Some(chain) = &r.chain else { return Ok(()) };
+    let refused = |why: &str| fail("request.chain", name.into(), why.into());
+    if !config.pipeline.makes_clips() {
+        return refused("this pipeline makes one clip; leave --chain out, or take a pipeline that starts from a prompt or images");
+    }
+    if r.num_frames.count().is_none() {
+        return refused("request.num_frames: auto is the length of a clip; give --seconds or a number of frames");
+    }
+    if r.audio.is_some() || !r.audio_latents.is_empty() {
+        return refused("clips make their own sound; leave out --chain, or request.audio and request.audio_latents");
+    }
+    for (key, frames) in [("request.chain.clip", chain.clip), ("request.chain.overlap", chain.overlap)] {
+        if frames % FRAME_STEP != 1 {
+            let (low, high) = around(frames, 1, FRAME_STEP);
+            let why = format!("must be one more than a multiple of {FRAME_STEP}; the nearest are {low} and {high}");
+            return fail(key, frames.to_string(), why);
+        }
+    }
+    if chain.overlap >= chain.clip {
+        let why = format!("must be less than request.chain.clip, {}", chain.clip);
+        return fail("request.chain.overlap", chain.overlap.to_string(), why);
+    }
+    if let Some(image) = outside(config, chain.clip) {
+        let why = format!("images are in the first clip, which has {} frames (request.chain.clip)", chain.clip);
+        return fail("request.images", format!("frame {image}"), why);
+    }
+    Ok(())
+}
+
 /// The frame of an image that a video of so many frames lacks.
 fn outside(config: &Config, frames: usize) -> Option<usize> {
     config.request.images.iter().map(|image| image.frame).find(|frame| *frame >= frames)
@@ -169,6 +202,12 @@ fn check_sampling(config: &Config) -> Result<(), Fault> {
         let why =
             "sampler.sigmas holds the noise levels already: set sampler.steps, which takes their place, or remove it";
         return fail("sampler.schedule", format!("{schedule:?}"), why.into());
+    }
+    // By `reference` it is one of many conventions; beside another one, somebody asked for it.
+    let asked = config.sampler.sigma_shift == Reference::Diffusers && config.reference != Reference::Diffusers;
+    if asked && schedule != ScheduleKind::Shifted {
+        let why = format!("sampler.schedule = {schedule:?} is shifted for no number of tokens; leave out one of the two");
+        return fail("sampler.sigma_shift", "diffusers".into(), why);
     }
     if let Some(why) = schedule_fault(&config.two_stage.sigmas) {
         return fail("two_stage.sigmas", format!("{:?}", config.two_stage.sigmas), why);
@@ -304,6 +343,12 @@ impl Config {
         let mut config = self.clone();
         config.request.num_frames = NumFrames::Count(frames);
         Ok(config)
+    }
+
+    /// Frames that are denoised together, where their number is given: those of a clip, of all where there is one.
+    pub(crate) fn clip_frames(&self) -> Option<usize> {
+        let all = self.request.num_frames.count()?;
+        Some(self.request.chain.as_ref().map_or(all, |chain| chain.clip.min(all)))
     }
 
     /// The platform to look for.

@@ -351,12 +351,45 @@ fn values_that_cannot_be_used_say_what_can() {
              their place, or remove it",
         ),
         (
+            ["sampler.sigma_shift=diffusers", "sampler.schedule=beta"],
+            "sampler.sigma_shift = diffusers (--set): sampler.schedule = Beta is shifted for no number of tokens; leave out one \
+             of the two",
+        ),
+        (
             ["guidance.stg_streams=diffusers", "guidance.audio.by_sigma=[{sigma: 1, stg: 1}]"],
             "guidance.audio.by_sigma = stg at 1 (--set): guidance.stg_streams: diffusers knows no such; take official",
         ),
     ] {
         assert_eq!(load(&set(&pairs)).unwrap_err().to_string(), want, "{pairs:?}");
     }
+    // What `reference` sets is not asked for, and a sidecar of such a run has both.
+    for written in [&["reference=diffusers"][..], &["reference=diffusers", "sampler.sigma_shift=diffusers"]] {
+        assert!(load(&set(&[written, &["sampler.schedule=beta"]].concat())).is_ok(), "{written:?}");
+    }
+}
+
+#[test]
+fn what_no_chain_can_be_is_said() {
+    let chain = "request.chain={clip: 33, overlap: 9}";
+    for (pairs, want) in [
+        (&["request.chain={clip: 32}"][..], "request.chain.clip = 32 (--set): must be one more than a multiple of 8; the nearest are 25 and 33"),
+        (&["request.chain={overlap: 10}"], "request.chain.overlap = 10 (--set): must be one more than a multiple of 8"),
+        (&["request.chain={clip: 25}"], "request.chain.overlap = 25 (--set): must be less than request.chain.clip, 25"),
+        (&[chain, "pipeline=text_to_audio"], "request.chain = text_to_audio (--set): this pipeline makes one clip"),
+        (&[chain, "pipeline=dfr", "model.path=LTX-2.5"], "request.chain = dfr (--set): this pipeline makes one clip"),
+        (&[chain, "request.num_frames=auto"], "request.num_frames: auto is the length of a clip; give --seconds"),
+        (&[chain, "request.audio={path: a.wav}", "pipeline=two_stage"], "clips make their own sound"),
+        (
+            &[chain, "pipeline=image_to_video", "request.images=[{path: a.png, frame: 40}]"],
+            "request.images = frame 40 (--set): images are in the first clip, which has 33 frames (request.chain.clip)",
+        ),
+    ] {
+        let error = load(&set(pairs)).unwrap_err().to_string();
+        assert!(error.contains(want), "{pairs:?}: {error}");
+    }
+    let config = load(&set(&[chain, "request.num_frames=1441"])).unwrap().config;
+    assert_eq!(config.clip_frames(), Some(33));
+    assert_eq!(load(&set(&[chain, "request.num_frames=25"])).unwrap().config.clip_frames(), Some(25));
 }
 
 #[test]

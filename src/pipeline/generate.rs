@@ -13,9 +13,10 @@ use serde_json::{Value, json};
 
 pub use super::ahead::OnLoad;
 use super::batch::videos_at_once;
+use super::chain_writer::ChainWriter;
 use super::condition_encoder;
 use super::duration;
-use super::error::Result;
+use super::error::{PipelineError, Result};
 use super::model::Model;
 use super::options::{GenerateOptions, RunOptions};
 use super::processes;
@@ -65,12 +66,12 @@ pub fn generate(
     let config = &duration::resolve(config, &options.jobs, group)?;
     let model = Model::of(config)?;
     let requests = requests(config, options, &model)?;
+    check_chain(&requests, options)?;
     let mut started = Instant::now();
     let mut session = Session::start(config, model, group)?;
     session.runner.executor.on_load(observer.on_load());
     session.plan(options.dump.is_some(), group)?;
-    let Session { config, mut runner, versions, first } = session;
-    let config = &config;
+    let (config, first) = (&session.config.clone(), session.first);
     let chunk = Some(options.progress_every.unwrap_or(INTERRUPT_EVERY));
     let dump_steps = options.dump_steps && options.dump.is_some();
     let encode = first.then(Mp4Options::default);
@@ -78,7 +79,7 @@ pub fn generate(
 
     let mut finished = Vec::new();
     let mut perf = Vec::new();
-    let size = videos_at_once(&runner.build.layout);
+    let size = videos_at_once(&session.runner.build.layout);
     let batches = options.jobs.chunks(size).zip(requests.chunks(size)).zip(options.outputs.chunks(size));
     thread::scope(|scope| -> Result<()> {
         let mut writer = Writer::new(scope, config, options);
@@ -90,9 +91,16 @@ pub fn generate(
             }
         };
         for ((jobs, requests), paths) in batches {
+            if requests[0].chain.is_some() {
+                let together = Together { jobs, requests, paths };
+                tell(chained(&mut session, options, &run, &together, started, observer)?, observer);
+                session.runner.executor.reset_set_up_time();
+                started = Instant::now();
+                continue;
+            }
             if options.checkpoint_every.is_some() || options.resume {
                 let (every, resume) = (options.checkpoint_every, options.resume);
-                run.saving = Some(Saving::new(config, &runner.model, jobs, &paths[0], every, resume)?);
+                run.saving = Some(Saving::new(config, &session.runner.model, jobs, &paths[0], every, resume)?);
             }
             let mut failed = None;
             let mut watch = |phase: Phase, done: usize, total: usize| {
@@ -106,7 +114,7 @@ pub fn generate(
                 }
                 observer.progress(jobs, phase, done, total)
             };
-            let videos = runner.generate_batch(requests, &run, &mut watch);
+            let videos = session.runner.generate_batch(requests, &run, &mut watch);
             let made = started.elapsed();
             if let Some(error) = failed {
                 return Err(error);
@@ -114,18 +122,19 @@ pub fn generate(
             tell(writer.wait()?, observer);
             let videos = videos?;
             if first {
+                let Session { runner, versions, .. } = &session;
                 let model = runner.model.identity()?;
                 let of = |((job, path), generated): ((&Job, &PathBuf), Generated)| Made {
                     job: job.clone(),
                     path: path.clone(),
                     replace: options.force || again.contains(&path),
                     report: RunReport::of(&generated, &runner.executor, made),
-                    sidecar: config.output.sidecar.then(|| sidecar(config, job, &model, &runner, &versions)),
+                    sidecar: config.output.sidecar.then(|| sidecar(config, job, &model, runner, versions)),
                     generated,
                 };
                 writer.start(jobs.iter().zip(paths).zip(videos).map(of).collect(), run.saving.take());
             }
-            runner.executor.reset_set_up_time();
+            session.runner.executor.reset_set_up_time();
             started = Instant::now();
         }
         tell(writer.wait()?, observer);
@@ -141,11 +150,57 @@ pub fn generate(
     Ok(finished)
 }
 
+/// Videos that are made together.
+struct Together<'a> {
+    jobs: &'a [Job],
+    requests: &'a [Request],
+    paths: &'a [PathBuf],
+}
+
+/// Makes videos of several clips, which are written while they are made, and were `started` then.
+fn chained(
+    session: &mut Session,
+    options: &GenerateOptions,
+    run: &RunOptions,
+    together: &Together,
+    started: Instant,
+    observer: &mut dyn Observer,
+) -> Result<Vec<Written>> {
+    let Together { jobs, requests, paths } = together;
+    let Session { config, runner, versions, first } = session;
+    let files = first.then(|| ChainWriter::new(config, options, &runner.model, jobs, paths, &requests[0]));
+    let mut files = files.transpose()?;
+    let mut watch = |phase: Phase, done: usize, total: usize| observer.progress(jobs, phase, done, total);
+    let mut each = |clips| files.as_mut().map_or(Ok(()), |files| files.add(clips));
+    runner.generate_chain(requests, run, &mut watch, &mut each)?;
+    let Some(files) = files else { return Ok(Vec::new()) };
+    let model = runner.model.identity()?;
+    files.finish(&runner.executor, started.elapsed(), |job| sidecar(config, job, &model, runner, versions))
+}
+
 /// Finds files that cannot be written before the model is opened.
 fn check_outputs(options: &GenerateOptions) -> Result<()> {
     let (outputs, others) = (options.outputs.iter(), options.dump.iter().chain(&options.perf_json));
     let mut named = outputs.chain(others).filter(|path| path.file_name().is_some());
     Ok(named.try_for_each(|path| media::check_writable(path))?)
+}
+
+/// Refuses what there is of a video of one clip only.
+fn check_chain(requests: &[Request], options: &GenerateOptions) -> Result<()> {
+    if requests.iter().all(|request| request.chain.is_none()) {
+        return Ok(());
+    }
+    let unserved = [
+        (options.dump.is_some(), "--dump: tensors of a video of several clips are not kept"),
+        (
+            options.checkpoint_every.is_some() || options.resume,
+            "--checkpoint-every and --resume: steps of a video of several clips are not kept, it begins anew",
+        ),
+    ];
+    match unserved.into_iter().find(|(asked, _)| *asked) {
+        Some((_, why)) => Err(PipelineError::Usage(format!("{why}; leave it out, or --chain (request.chain)"))),
+        None => Ok(()),
+    }
 }
 
 /// The requests of the jobs. Files that cannot be used are found before anything is loaded.
@@ -155,7 +210,7 @@ fn requests(config: &Config, options: &GenerateOptions, model: &Model) -> Result
         let clip = Arc::new(Clip::read(Path::new(path), Path::new("ffmpeg"))?);
         requests.iter_mut().for_each(|request| request.clip = Some(clip.clone()));
     }
-    let warning = requests.first().and_then(|r| beyond_training(r.output_frames(), r.output_rate()));
+    let warning = requests.first().and_then(|r| beyond_training(config, r.output_frames(), r.output_rate()));
     warning.iter().for_each(|warning| tracing::warn!("{warning}"));
     for request in &requests {
         let mut all = request.conditions.as_ref().into_iter().flatten();

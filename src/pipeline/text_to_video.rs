@@ -8,6 +8,7 @@ use ndarray::{Array2, Array3, Array4, Array5, ArrayD, Axis as Dim, Ix3, Ix5, Sli
 
 use super::assembly::assemble;
 use super::batch::{Batch, DrawOrder, Dump, split};
+use super::clip_ends::ClipEnds;
 use super::clock::{Clock, PhaseTime};
 use super::denoising::{Before, Denoised, FIRST, SECOND};
 use super::error::{PipelineError, Result};
@@ -97,12 +98,28 @@ impl Runner {
         options: &RunOptions,
         watch: Watch,
     ) -> Result<Vec<Generated>> {
+        if requests.iter().any(|request| request.chain.is_some()) {
+            let why = "request.chain: a video of several clips is written as it is made, by `ltx2 generate` or \
+                       Runner::generate_chain; leave it out";
+            return Err(PipelineError::Usage(why.into()));
+        }
+        self.generate_clips(requests, None, options, watch)
+    }
+
+    /// The same of clips that start from the ends of those before, and leave theirs.
+    pub(super) fn generate_clips(
+        &mut self,
+        requests: &[Request],
+        clip_ends: Option<&mut ClipEnds>,
+        options: &RunOptions,
+        watch: Watch,
+    ) -> Result<Vec<Generated>> {
         let clock = Clock::start(&self.executor);
         let batch = Batch::new(requests, &self.build.layout)?;
         let dump = Dump::new(batch.asked(), options.dump);
         self.executor.enter(1)?;
         let sound = self.given(batch.shared())?;
-        Run { noise: batch.noise(), sound, runner: self, batch, clock, dump, options, watch }.finish()
+        Run { noise: batch.noise(), sound, runner: self, batch, clip_ends, clock, dump, options, watch }.finish()
     }
 }
 

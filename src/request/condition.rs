@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::RequestError;
+use super::{Chain, RequestError};
 use crate::av::Av;
 use crate::config::{self, Config, Pipeline, Reference};
 
@@ -55,6 +55,8 @@ pub enum Content {
     Generated,
     /// A keyframe of the pass before, by its place among those that it is given.
     Carried(usize),
+    /// Latents that the clip before ends with; nothing is known in the first clip.
+    ClipEnd,
 }
 
 /// Part of the given video as latents.
@@ -75,6 +77,8 @@ pub enum Placement {
     First,
     /// The stream's last own ones.
     Last,
+    /// Those behind the stream's first latent.
+    Second,
     /// All of the stream's own.
     Whole,
     /// Those of the stream's own that touch no part of a time span, of content as long as the stream.
@@ -187,11 +191,21 @@ impl Condition {
         Av { video: Condition::kept(video, Placement::Last), audio: Condition::kept(audio, heard) }
     }
 
+    /// The end of the clip before. Its latents stand for eight frames each, or four of the sound's spectrogram, so that none is put
+    /// in the first one's place, which stands for a single one.
+    pub(crate) fn clip_end() -> Self {
+        Condition::kept(Content::ClipEnd, Placement::Second)
+    }
+
     /// The file that it comes from, where there is one.
     pub fn path(&self) -> Option<&Path> {
         match &self.content {
             Content::Image { path, .. } | Content::Sound { path, .. } | Content::AudioLatents { path } => Some(path),
-            Content::Video(_) | Content::VideoSound { .. } | Content::Generated | Content::Carried(_) => None,
+            Content::Video(_)
+            | Content::VideoSound { .. }
+            | Content::Generated
+            | Content::Carried(_)
+            | Content::ClipEnd => None,
         }
     }
 
@@ -201,6 +215,7 @@ impl Condition {
             Placement::Appended { frame, span } => Some((frame, span)),
             Placement::First
             | Placement::Last
+            | Placement::Second
             | Placement::Whole
             | Placement::Outside { .. }
             | Placement::Span { .. } => None,
@@ -245,12 +260,13 @@ pub(crate) fn conditions(config: &Config) -> Result<Av<Vec<Condition>>, RequestE
     let images = images.map(|image| Condition::image(image, image.crf(&config.conditioning), appended, span));
     let given = config.request.audio.iter().map(|given| Ok(Condition::sound(given)));
     let sound = given.chain(config.request.audio_latents.iter().map(Condition::audio_span));
-    let frames = config.request.num_frames.count().unwrap_or(1);
+    let frames = config.clip_frames().unwrap_or(1);
     let slots = generated(config.conditioning.generated_keyframes, frames)?.into_iter().map(Condition::generated);
     let kept = given_video(config, frames);
+    let chained = config.request.num_frames.count().and_then(|all| Chain::of(config, all)).map(|_| Condition::clip_end());
     Ok(Av {
-        video: kept.video.into_iter().chain(images).chain(slots).collect(),
-        audio: kept.audio.into_iter().map(Ok).chain(sound).collect::<Result<_, _>>()?,
+        video: kept.video.into_iter().chain(images).chain(slots).chain(chained.clone()).collect(),
+        audio: kept.audio.into_iter().chain(chained).map(Ok).chain(sound).collect::<Result<_, _>>()?,
     })
 }
 

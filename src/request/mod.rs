@@ -2,6 +2,7 @@
 //! files.
 
 mod canvas;
+mod chain;
 mod condition;
 mod dfr;
 mod diffusion_tiles;
@@ -15,6 +16,7 @@ mod tests;
 mod tiling;
 
 pub use canvas::{Canvas, KeyframeSource, TemporalTile};
+pub use chain::Chain;
 pub(crate) use condition::conditions;
 pub use condition::{Condition, Content, Placement, Span, VideoPart};
 pub(crate) use dfr::Round;
@@ -97,6 +99,8 @@ pub struct Request {
     pub clip: Option<Arc<Clip>>,
     /// Parts of the given video in the finished one.
     pub assembly: Assembly,
+    /// The video that it is the first clip of, where there are several.
+    pub chain: Option<Chain>,
     /// Known tokens of video and audio.
     pub conditions: Av<Vec<Condition>>,
     /// A second pass at this size; the first then has half of it.

@@ -2,7 +2,7 @@
 
 use super::guidance::{all_scales, guidance, guider, roles};
 use super::{
-    Assembly, Canvas, Dfr, DfrForm, ModelSizes, NoiseOrder, Noising, RefinePass, Request, RequestError, Shapes, Tiling,
+    Assembly, Canvas, Chain, Dfr, DfrForm, ModelSizes, NoiseOrder, Noising, RefinePass, Request, RequestError, Shapes, Tiling,
     conditions,
 };
 use crate::av::Av;
@@ -91,6 +91,8 @@ pub(crate) fn of_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<R
         let why = "request.num_frames: auto is decided by `ltx2 generate` alone; give a number of frames";
         RequestError::Usage(why.into())
     })?;
+    let chain = Chain::of(config, num_frames);
+    let num_frames = chain.as_ref().map_or(num_frames, |chain| chain.clip);
     check_model(config, sizes, num_frames)?;
     let roles = roles(config);
     let (scales, guidance_steps) = guidance(config, roles);
@@ -135,6 +137,7 @@ pub(crate) fn of_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<R
         draws_kept: true,
         clip: None,
         assembly: assembly(config),
+        chain,
         conditions: conditions(config)?,
         refine: refine(config)?,
         dfr,

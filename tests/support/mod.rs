@@ -407,6 +407,7 @@ pub fn request(case: &Case, models: &Model) -> Request {
         draws_kept: true,
         clip: None,
         assembly: Default::default(),
+        chain: None,
         positions: DType::F32,
         conditions: Default::default(),
         dfr: None,
