@@ -374,7 +374,7 @@ fn what_no_chain_can_be_is_said() {
     for (pairs, want) in [
         (&["request.chain={clip: 32}"][..], "request.chain.clip = 32 (--set): must be one more than a multiple of 8; the nearest are 25 and 33"),
         (&["request.chain={overlap: 10}"], "request.chain.overlap = 10 (--set): must be one more than a multiple of 8"),
-        (&["request.chain={clip: 25}"], "request.chain.overlap = 25 (--set): must be less than request.chain.clip, 25"),
+        (&["request.chain={clip: 25}"], "request.chain.overlap = 25 (default): must be less than request.chain.clip, 25"),
         (&[chain, "pipeline=text_to_audio"], "request.chain = text_to_audio (--set): this pipeline makes one clip"),
         (&[chain, "pipeline=dfr", "model.path=LTX-2.5"], "request.chain = dfr (--set): this pipeline makes one clip"),
         (&[chain, "request.num_frames=auto"], "request.num_frames: auto is the length of a clip; give --seconds"),
