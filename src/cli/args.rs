@@ -150,7 +150,7 @@ pub(crate) struct RequestArgs {
     /// Duration in seconds; the nearest legal number of frames is taken
     #[arg(long, value_name = "S", allow_negative_numbers = true, value_parser = finite)]
     pub(crate) seconds: Option<f64>,
-    /// Makes the video of clips of `request.chain.clip` frames that go on in each other, in the memory of one
+    /// Makes the video of clips, each from the latents of the one before, in the memory of one
     #[arg(long)]
     pub(crate) chain: bool,
     /// Frames per second

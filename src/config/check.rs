@@ -13,7 +13,7 @@ use crate::sampling::schedules::ScheduleKind;
 use crate::sampling::{AnySampler, MAX_STEPS, SamplerOptions};
 
 /// Frames a latent frame covers.
-pub(super) const FRAME_STEP: usize = 8;
+pub(crate) const FRAME_STEP: usize = 8;
 
 /// The typed form. Layers were validated, so what fails here is a number too large for its type.
 pub(super) fn typed(tree: &Tree) -> Result<Config, ConfigError> {
@@ -160,7 +160,9 @@ fn check_chain(config: &Config) -> Result<(), Fault> {
     let Some(chain) = &r.chain else { return Ok(()) };
     let refused = |why: &str| fail("request.chain", name.into(), why.into());
     if !config.pipeline.makes_clips() {
-        return refused("this pipeline makes one clip; leave --chain out, or take a pipeline that starts from a prompt or images");
+        return refused(
+            "this pipeline makes one clip; leave --chain out, or take a pipeline that starts from a prompt or images",
+        );
     }
     if r.num_frames.count().is_none() {
         return refused("request.num_frames: auto is the length of a clip; give --seconds or a number of frames");
@@ -206,7 +208,8 @@ fn check_sampling(config: &Config) -> Result<(), Fault> {
     // By `reference` it is one of many conventions; beside another one, somebody asked for it.
     let asked = config.sampler.sigma_shift == Reference::Diffusers && config.reference != Reference::Diffusers;
     if asked && schedule != ScheduleKind::Shifted {
-        let why = format!("sampler.schedule = {schedule:?} is shifted for no number of tokens; leave out one of the two");
+        let why =
+            format!("sampler.schedule = {schedule:?} is shifted for no number of tokens; leave out one of the two");
         return fail("sampler.sigma_shift", "diffusers".into(), why);
     }
     if let Some(why) = schedule_fault(&config.two_stage.sigmas) {
@@ -407,6 +410,11 @@ impl ResolvedScales {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::{CliOverrides, load};
+
+    fn set(pairs: &[&str]) -> CliOverrides {
+        CliOverrides { set: pairs.iter().map(|pair| (*pair).to_string()).collect(), ..CliOverrides::default() }
+    }
 
     #[test]
     fn the_two_nearest_are_legal() {
@@ -432,5 +440,41 @@ mod tests {
         config.guidance.audio.stg = Some(1.0);
         assert_eq!(config.scales().audio.cfg, 4.0);
         assert_eq!(config.scales().video.stg, 1.0);
+    }
+
+    #[test]
+    fn what_no_chain_can_be_is_said() {
+        let chain = "request.chain={clip: 33, overlap: 9}";
+        for (pairs, want) in [
+            (
+                &["request.chain={clip: 32}"][..],
+                "request.chain.clip = 32 (--set): must be one more than a multiple of 8; the nearest are 25 and 33",
+            ),
+            (
+                &["request.chain={overlap: 10}"],
+                "request.chain.overlap = 10 (--set): must be one more than a multiple of 8",
+            ),
+            (
+                &["request.chain={clip: 25}"],
+                "request.chain.overlap = 25 (default): must be less than request.chain.clip, 25",
+            ),
+            (&[chain, "pipeline=text_to_audio"], "request.chain = text_to_audio (--set): this pipeline makes one clip"),
+            (
+                &[chain, "pipeline=dfr", "model.path=LTX-2.5"],
+                "request.chain = dfr (--set): this pipeline makes one clip",
+            ),
+            (&[chain, "request.num_frames=auto"], "request.num_frames: auto is the length of a clip; give --seconds"),
+            (&[chain, "request.audio={path: a.wav}", "pipeline=two_stage"], "clips make their own sound"),
+            (
+                &[chain, "pipeline=image_to_video", "request.images=[{path: a.png, frame: 40}]"],
+                "request.images = frame 40 (--set): images are in the first clip, which has 33 frames (request.chain.clip)",
+            ),
+        ] {
+            let error = load(&set(pairs)).expect_err("refused").to_string();
+            assert!(error.contains(want), "{pairs:?}: {error}");
+        }
+        let config = load(&set(&[chain, "request.num_frames=1441"])).expect("legal").config;
+        assert_eq!(config.clip_frames(), Some(33));
+        assert_eq!(load(&set(&[chain, "request.num_frames=25"])).expect("legal").config.clip_frames(), Some(25));
     }
 }

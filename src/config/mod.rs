@@ -20,6 +20,7 @@ mod tree;
 mod validate;
 mod yaml;
 
+pub(crate) use check::FRAME_STEP;
 pub use error::{ConfigError, ValueOrigin};
 pub(crate) use experiment::{Case, Experiment};
 pub use experiment_file::read_experiment;

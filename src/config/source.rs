@@ -222,7 +222,9 @@ mod tests {
 
     #[test]
     fn a_long_clip_is_told_of() {
-        let of = |set: &[&str], frames| beyond_training(&Config::load("ltx2", set.iter().copied()).expect("legal"), frames, 24.0);
+        let of = |set: &[&str], frames| {
+            beyond_training(&Config::load("ltx2", set.iter().copied()).expect("legal"), frames, 24.0)
+        };
         assert_eq!(of(&[], 481), None);
         let warning = of(&[], 721).expect("30 s");
         assert!(warning.contains("721 frames") && warning.contains("20 s (481 frames)"), "{warning}");

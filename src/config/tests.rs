@@ -369,30 +369,6 @@ fn values_that_cannot_be_used_say_what_can() {
 }
 
 #[test]
-fn what_no_chain_can_be_is_said() {
-    let chain = "request.chain={clip: 33, overlap: 9}";
-    for (pairs, want) in [
-        (&["request.chain={clip: 32}"][..], "request.chain.clip = 32 (--set): must be one more than a multiple of 8; the nearest are 25 and 33"),
-        (&["request.chain={overlap: 10}"], "request.chain.overlap = 10 (--set): must be one more than a multiple of 8"),
-        (&["request.chain={clip: 25}"], "request.chain.overlap = 25 (default): must be less than request.chain.clip, 25"),
-        (&[chain, "pipeline=text_to_audio"], "request.chain = text_to_audio (--set): this pipeline makes one clip"),
-        (&[chain, "pipeline=dfr", "model.path=LTX-2.5"], "request.chain = dfr (--set): this pipeline makes one clip"),
-        (&[chain, "request.num_frames=auto"], "request.num_frames: auto is the length of a clip; give --seconds"),
-        (&[chain, "request.audio={path: a.wav}", "pipeline=two_stage"], "clips make their own sound"),
-        (
-            &[chain, "pipeline=image_to_video", "request.images=[{path: a.png, frame: 40}]"],
-            "request.images = frame 40 (--set): images are in the first clip, which has 33 frames (request.chain.clip)",
-        ),
-    ] {
-        let error = load(&set(pairs)).unwrap_err().to_string();
-        assert!(error.contains(want), "{pairs:?}: {error}");
-    }
-    let config = load(&set(&[chain, "request.num_frames=1441"])).unwrap().config;
-    assert_eq!(config.clip_frames(), Some(33));
-    assert_eq!(load(&set(&[chain, "request.num_frames=25"])).unwrap().config.clip_frames(), Some(25));
-}
-
-#[test]
 fn a_model_of_the_2_3_generation_brings_its_own_preset() {
     for name in ["Lightricks/LTX-2.3", "ltx2_3", "nano_2_3", "tests/fixtures/models/tiny_2_3", "models/nano_2_3"] {
         let loaded = load(&set(&[&format!("model.path={name}")])).unwrap();

@@ -96,7 +96,16 @@ impl FrameSink {
         // The filter only labels the planes; it converts nothing.
         command.args(["-vf", "setparams=range=tv:color_primaries=bt709:color_trc=bt709:colorspace=bt709"]);
         command.args(["-c:v", "libx264", "-preset", "medium", "-crf", &options.crf.to_string(), "-pix_fmt", "yuv420p"]);
-        command.args(["-color_range", "tv", "-color_primaries", "bt709", "-color_trc", "bt709", "-colorspace", "bt709"]);
+        command.args([
+            "-color_range",
+            "tv",
+            "-color_primaries",
+            "bt709",
+            "-color_trc",
+            "bt709",
+            "-colorspace",
+            "bt709",
+        ]);
         command.args(["-movflags", "+faststart", "-f", "mp4"]).arg(target);
         tracing::debug!(?command, "ffmpeg");
         let piped = command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
@@ -134,7 +143,7 @@ impl FrameSink {
 }
 
 impl Drop for FrameSink {
-    /// What it has not finished nobody wants.
+    /// Frames that it has not finished are of no use.
     fn drop(&mut self) {
         // One that has ended cannot be killed.
         let _ = self.child.kill();

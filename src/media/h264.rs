@@ -67,7 +67,6 @@ impl FrameEncoder {
             false => Err(failed(format!("{} access units for {} frames", units.len(), frames.len()))),
         }
     }
-
 }
 
 /// A track of frames that come in pieces.

@@ -37,10 +37,13 @@ pub struct LongMp4 {
 enum Video {
     Embedded(VideoStream),
     /// A thread that hands frames to an ffmpeg, which encodes them without sound.
-    Ffmpeg { pieces: SyncSender<Frames>, thread: JoinHandle<Result<NamedTempFile>> },
+    Ffmpeg {
+        pieces: SyncSender<Frames>,
+        thread: JoinHandle<Result<NamedTempFile>>,
+    },
 }
 
-/// What a finished file was made from.
+/// Hashes of the raw frames and samples of a finished file.
 pub struct LongHashes {
     /// SHA-256 of the raw frames.
     pub frames: String,

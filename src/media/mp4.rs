@@ -64,7 +64,8 @@ pub fn write_encoded_mp4(
                 || audio.as_ref().map(|audio| aac::encode(audio, options.audio_bitrate)).transpose(),
             );
             let (video, sound) = (video?, sound?);
-            let tracks: Vec<_> = video.as_ref().or(encoded.map(EncodedVideo::track)).into_iter().chain(&sound).collect();
+            let tracks: Vec<_> =
+                video.as_ref().or(encoded.map(EncodedVideo::track)).into_iter().chain(&sound).collect();
             let mut bytes = Vec::new();
             isobmff::write(&tracks, &mut bytes, Error::io("write", path))?;
             atomic::write(path, &bytes, options.replace)?;

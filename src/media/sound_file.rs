@@ -55,7 +55,7 @@ impl SoundFile {
         Ok(())
     }
 
-    /// As [`Audio::sha256`] of all.
+    /// SHA-256 of the samples, as [`Audio::sha256`].
     pub(super) fn sha256(&self) -> Result<String> {
         let mut hash = Sha256::new();
         for channel in 0..self.channels() {
@@ -97,10 +97,17 @@ impl SoundFile {
     }
 
     /// Writes the same into an open file.
-    pub(super) fn write_wav_into(&self, out: &mut impl Write, path: &Path, len: usize, format: WavFormat) -> Result<()> {
+    pub(super) fn write_wav_into(
+        &self,
+        out: &mut impl Write,
+        path: &Path,
+        len: usize,
+        format: WavFormat,
+    ) -> Result<()> {
         let header = wav_header(self.channels(), len, self.rate, format)?;
         out.write_all(&header).map_err(Error::io("write", path))?;
-        self.blocks(len).try_for_each(|block| out.write_all(&wav_samples(&block?, format)).map_err(Error::io("write", path)))
+        self.blocks(len)
+            .try_for_each(|block| out.write_all(&wav_samples(&block?, format)).map_err(Error::io("write", path)))
     }
 }
 

@@ -28,7 +28,8 @@ impl Runner {
         watch: Watch,
         each: &mut dyn FnMut(Vec<Generated>) -> Result<()>,
     ) -> Result<()> {
-        let one = || PipelineError::Input("a video of several clips needs request.chain, and more frames than a clip".into());
+        let one =
+            || PipelineError::Input("a video of several clips needs request.chain, and more frames than a clip".into());
         let first = requests.first().ok_or_else(one)?;
         let chain = first.chain.clone().ok_or_else(one)?;
         // What is joined to other frames is encoded with them.
@@ -197,7 +198,7 @@ mod tests {
         assert!(made.slice(s![.., 1000..]).iter().all(|sample| *sample == 0.0));
     }
 
-    /// What differs is crossed over linearly: frames over all that both have, sound within the fade.
+    /// Clips that differ are crossed over linearly: frames over all that both have, sound within the fade.
     #[test]
     fn clips_that_differ_turn_into_each_other() {
         let chain = Chain { frames: 25, clip: 17, overlap: 9, prompts: Vec::new() };

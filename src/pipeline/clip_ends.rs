@@ -1,4 +1,4 @@
-//! What a clip hands to the next one: latents of its end, from each pass to the same pass.
+//! Latents of a clip's end, which the next one starts from, from each pass to the same pass.
 
 use ndarray::{Array3, s};
 

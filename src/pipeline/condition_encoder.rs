@@ -3,18 +3,16 @@
 
 use std::ops::Range;
 use std::path::Path;
-use std::sync::Arc;
 
 use ndarray::{Array3, Array4, Array5, s};
 
 use super::conditions::{ConditionTokens, StreamTokens};
 use super::error::{PipelineError, Result};
 use super::runner::Runner;
-use super::sound_encoder::given_sound;
 use super::tensors::fixed;
 use crate::av::Av;
 use crate::media::{self, Audio, Clip, RoundTrip};
-use crate::request::{Condition, Content, Placement, Request, Shapes, VideoPart};
+use crate::request::{Condition, Content, Placement, Request, Shapes, Shared, VideoPart};
 use crate::sampling::denoise::StreamRole;
 use crate::sampling::latents::{AudioShape, pack_audio};
 use crate::weights::Checkpoint;
@@ -22,17 +20,16 @@ use crate::weights::Checkpoint;
 /// Tensor of a dump with the sound's latents.
 const AUDIO_LATENTS: &str = "latents.audio";
 
-/// Fails where the file of a condition of a video of so many seconds cannot be used.
+/// Fails where the file of a condition cannot be used. A given video and a given sound are read before.
 ///
 /// # Errors
 /// The file and why.
-pub(crate) fn check(condition: &Condition, seconds: f64) -> Result<()> {
+pub(crate) fn check(condition: &Condition) -> Result<()> {
     match &condition.content {
         Content::Image { path, .. } => Ok(media::read_image(path).map(drop)?),
-        Content::Sound { path, start, duration } => given_sound(path, *start, *duration, seconds).map(drop),
         Content::AudioLatents { path } => audio_latents(path).map(drop),
-        // A given video is read before.
-        Content::Video(_)
+        Content::Sound { .. }
+        | Content::Video(_)
         | Content::VideoSound { .. }
         | Content::Generated
         | Content::Carried(_)
@@ -61,7 +58,7 @@ fn within(bounds: &Array4<f32>, span: Range<f64>) -> Result<Range<usize>> {
 }
 
 /// The given video of a request.
-fn clip(request: &Request) -> Result<Arc<Clip>> {
+fn clip(request: &Request) -> Result<Shared<Clip>> {
     request.clip.clone().ok_or_else(|| PipelineError::Usage("no video is given: request.video".into()))
 }
 
@@ -87,7 +84,7 @@ fn outside(bounds: &Array4<f32>, span: Range<f64>) -> impl Iterator<Item = Range
 
 /// Tokens that who runs a pass has of its conditions, `[1 or b, n, c]`.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct GivenTokens<'a> {
+pub(crate) struct PassTokens<'a> {
     /// Of keyframes of the pass before.
     pub(crate) keyframes: Option<&'a Array3<f32>>,
     /// Of the sound that is given.
@@ -105,7 +102,7 @@ impl Runner {
         &mut self,
         request: &Request,
         shapes: &Shapes,
-        given: GivenTokens,
+        given: PassTokens,
     ) -> Result<Option<ConditionTokens>> {
         if request.conditions.as_ref().into_iter().all(Vec::is_empty) {
             return Ok(None);
@@ -176,7 +173,7 @@ impl Runner {
         content: &Content,
         request: &Request,
         shapes: &Shapes,
-        given: GivenTokens,
+        given: PassTokens,
     ) -> Result<Option<Array3<f32>>> {
         Ok(Some(match content {
             Content::Image { path, crf } => self.image_tokens(path, *crf, request)?,

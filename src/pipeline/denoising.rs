@@ -8,7 +8,7 @@ use ndarray::{Array3, ArrayD, Axis as Dim, Ix3, s};
 
 use super::batch::{DrawOrder, Dump};
 use super::calls::PassSpec;
-use super::condition_encoder::GivenTokens;
+use super::condition_encoder::PassTokens;
 use super::conditions::ConditionTokens;
 use super::denoise_loop::{CallNoise, DenoiseLoop};
 use super::error::{PipelineError, Result};
@@ -104,7 +104,7 @@ impl Run<'_> {
     /// An image that cannot be used; what is wrong with program, parameters or device.
     pub(crate) fn begin<'r>(&mut self, request: &'r Request, before: Option<Before>, names: Names) -> Result<Pass<'r>> {
         let shapes = Shapes::of(&self.runner.model.sizes, request)?;
-        let given = GivenTokens {
+        let given = PassTokens {
             keyframes: before.as_ref().and_then(|before| before.carried.as_ref()),
             sound: self.sound.as_ref().map(|sound| &sound.tokens),
             clip_end: self.clip_ends.as_ref().and_then(|ends| ends.before(names.phase)),

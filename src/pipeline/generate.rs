@@ -1,7 +1,7 @@
 //! `generate`: every video of a configuration, with programs compiled and weights loaded once.
 
 use super::phase::Phase;
-use crate::request::Request;
+use crate::request::{Request, Shared};
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -24,6 +24,7 @@ use super::report::RunReport;
 use super::runner::Runner;
 use super::saved::Saving;
 use super::session::Session;
+use super::sound_encoder::sound_of;
 use super::text_to_video::Generated;
 pub use super::writer::Finished;
 use super::writer::{Made, Writer, Written, write_json};
@@ -206,15 +207,21 @@ fn check_chain(requests: &[Request], options: &GenerateOptions) -> Result<()> {
 /// The requests of the jobs. Files that cannot be used are found before anything is loaded.
 fn requests(config: &Config, options: &GenerateOptions, model: &Model) -> Result<Vec<Request>> {
     let mut requests = options.jobs.iter().map(|job| model.request(config, job)).collect::<Result<Vec<Request>>>()?;
+    let given = |error| PipelineError::Given(Box::new(error));
     if let Some(path) = &config.request.video {
-        let clip = Arc::new(Clip::read(Path::new(path), Path::new("ffmpeg"))?);
+        let clip = Clip::read(Path::new(path), Path::new("ffmpeg")).map_err(|error| given(error.into()))?;
+        let clip = Shared::from(clip);
         requests.iter_mut().for_each(|request| request.clip = Some(clip.clone()));
+    }
+    // All of them have the same one.
+    if let Some(sound) = requests.first().map(sound_of).transpose().map_err(given)?.flatten().map(Shared::from) {
+        requests.iter_mut().for_each(|request| request.sound = Some(sound.clone()));
     }
     let warning = requests.first().and_then(|r| beyond_training(config, r.output_frames(), r.output_rate()));
     warning.iter().for_each(|warning| tracing::warn!("{warning}"));
     for request in &requests {
         let mut all = request.conditions.as_ref().into_iter().flatten();
-        all.try_for_each(|condition| condition_encoder::check(condition, request.seconds()))?;
+        all.try_for_each(condition_encoder::check).map_err(given)?;
     }
     Ok(requests)
 }

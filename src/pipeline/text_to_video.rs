@@ -37,6 +37,8 @@ type DecoderNoise = JoinHandle<Result<ArrayD<f32>>>;
 /// hash, [`sound`](Generated::sound) the samples as [`media`] writes them.
 pub struct Generated {
     pub frames: Frames,
+    /// Whether they are all of the given video's, as its file has them.
+    pub(crate) are_given: bool,
     /// Their encoder, where that began while they were decoded.
     pub(crate) stream: Option<VideoStream>,
     /// Samples `[channels, samples]`.
@@ -220,6 +222,7 @@ impl Run<'_> {
         let each = videos.into_iter().zip(audios).zip(cut_tokens).zip(self.dump.finish());
         let made = each.map(|(((video, audio), cut_tokens), dump)| Generated {
             frames: video.frames,
+            are_given: false,
             stream: video.stream,
             audio: audio.index_axis_move(Dim(0), 0),
             sample_rate,
@@ -233,6 +236,8 @@ impl Run<'_> {
         let whole = made.map(|mut made| {
             if let Some(clip) = request.clip.as_ref().filter(|_| request.assembly != Assembly::None) {
                 (made.frames, made.audio) = assemble(request, clip, made.frames, made.audio, sample_rate);
+                let all = made.frames.count() == clip.frames.count();
+                made.are_given = all && request.assembly == Assembly::Frames;
             }
             made
         });

@@ -12,7 +12,7 @@ use super::options::GenerateOptions;
 use super::report::RunReport;
 use super::saved::Saving;
 use super::text_to_video::Generated;
-use crate::config::{Config, Job, Pipeline, sidecar_path};
+use crate::config::{Config, Job, sidecar_path};
 use crate::media::{self, Audio, EncodedVideo, Frames, Mp4Options, WavFormat};
 use crate::runtime::{Span, SpanKind};
 use crate::tensor::Tensor;
@@ -175,7 +175,7 @@ fn write_video(
         media::write_wav(path, audio, WavFormat::Pcm16)?;
         return Ok(());
     }
-    let kept = config.request.video.as_ref().filter(|_| config.pipeline == Pipeline::VideoToAudio);
+    let kept = config.request.video.as_ref().filter(|_| generated.are_given);
     if let Some(source) = kept
         && media::write_frames_of(path, Path::new(source), frames.count(), rate, audio, options)?
     {

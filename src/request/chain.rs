@@ -37,7 +37,7 @@ impl Chain {
         self.clip - self.overlap
     }
 
-    /// The request of clip `at`, from 0. Given frames are the first one's alone.
+    /// The request of clip `at`, from 0. Conditioning images are the first one's alone.
     #[must_use]
     pub fn clip_request(&self, first: &Request, at: usize) -> Request {
         let mut own = Request { chain: None, seed: first.seed.wrapping_add(SEEDS * at as u64), ..first.clone() };
@@ -85,8 +85,13 @@ mod tests {
     /// At 24 frames a second clips of 121 start at whole seconds; with 33 and 9 at 30, a third of a latent is left.
     #[test]
     fn sound_stays_on_one_grid() {
-        let grid =
-            AudioGrid { sampling_rate: 16000, hop_length: 160, temporal_compression: 4, mel_bins: 1, mel_compression: 1 };
+        let grid = AudioGrid {
+            sampling_rate: 16000,
+            hop_length: 160,
+            temporal_compression: 4,
+            mel_bins: 1,
+            mel_compression: 1,
+        };
         let starts = |chain: &Chain, rate| (0..5).map(|at| chain.audio_start(at, &grid, rate)).collect::<Vec<_>>();
         assert_eq!(starts(&chain(999, 121, 25), 24.0), [0, 100, 200, 300, 400]);
         assert_eq!(starts(&chain(999, 25, 9), 24.0), [0, 17, 33, 50, 67]);

@@ -191,8 +191,8 @@ impl Condition {
         Av { video: Condition::kept(video, Placement::Last), audio: Condition::kept(audio, heard) }
     }
 
-    /// The end of the clip before. Its latents stand for eight frames each, or four of the sound's spectrogram, so that none is put
-    /// in the first one's place, which stands for a single one.
+    /// The end of the clip before. Each latent covers eight frames, or four of the sound's spectrogram, so that none is put
+    /// in the first one's place, which covers a single one.
     pub(crate) fn clip_end() -> Self {
         Condition::kept(Content::ClipEnd, Placement::Second)
     }
@@ -263,7 +263,8 @@ pub(crate) fn conditions(config: &Config) -> Result<Av<Vec<Condition>>, RequestE
     let frames = config.clip_frames().unwrap_or(1);
     let slots = generated(config.conditioning.generated_keyframes, frames)?.into_iter().map(Condition::generated);
     let kept = given_video(config, frames);
-    let chained = config.request.num_frames.count().and_then(|all| Chain::of(config, all)).map(|_| Condition::clip_end());
+    let chained =
+        config.request.num_frames.count().and_then(|all| Chain::of(config, all)).map(|_| Condition::clip_end());
     Ok(Av {
         video: kept.video.into_iter().chain(images).chain(slots).chain(chained.clone()).collect(),
         audio: kept.audio.into_iter().chain(chained).map(Ok).chain(sound).collect::<Result<_, _>>()?,

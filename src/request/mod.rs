@@ -10,6 +10,7 @@ mod error;
 mod guidance;
 mod resolve;
 mod shapes;
+mod shared;
 mod sizes;
 #[cfg(test)]
 mod tests;
@@ -28,17 +29,16 @@ pub use guidance::GuidanceTables;
 pub(crate) use guidance::branches;
 pub(crate) use resolve::{of_job, scheduler_of_another, sigmas};
 pub use shapes::Shapes;
+pub use shared::Shared;
 pub use sizes::ModelSizes;
 pub(crate) use sizes::coordinate_grids;
 pub(crate) use tiling::Tile;
 pub use tiling::Tiling;
 
-use std::sync::Arc;
-
 use crate::av::Av;
 use crate::config;
 use crate::hlo::DType;
-use crate::media::Clip;
+use crate::media::{Audio, Clip};
 use crate::models::transformer::CrossTimestep;
 use crate::sampling::denoise::{DenoiseShape, StreamRole};
 use crate::sampling::guidance::{Branch, RescaleScope, Scales};
@@ -96,7 +96,9 @@ pub struct Request {
     /// Whether noise is drawn, and dropped, for a stream that is kept: what is drawn later is then other noise (Lightricks).
     pub draws_kept: bool,
     /// Frames and sound of the given video, where they are at hand: what is encoded of it, programs do not depend on.
-    pub clip: Option<Arc<Clip>>,
+    pub clip: Option<Shared<Clip>>,
+    /// The given sound, as long as the video, where it is at hand.
+    pub sound: Option<Shared<Audio>>,
     /// Parts of the given video in the finished one.
     pub assembly: Assembly,
     /// The video that it is the first clip of, where there are several.

@@ -2,8 +2,8 @@
 
 use super::guidance::{all_scales, guidance, guider, roles};
 use super::{
-    Assembly, Canvas, Chain, Dfr, DfrForm, ModelSizes, NoiseOrder, Noising, RefinePass, Request, RequestError, Shapes, Tiling,
-    conditions,
+    Assembly, Canvas, Chain, Dfr, DfrForm, ModelSizes, NoiseOrder, Noising, RefinePass, Request, RequestError, Shapes,
+    Tiling, conditions,
 };
 use crate::av::Av;
 use crate::config::{self, Config, Dtype, Job, Pipeline, Reference};
@@ -136,6 +136,7 @@ pub(crate) fn of_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<R
         roles,
         draws_kept: true,
         clip: None,
+        sound: None,
         assembly: assembly(config),
         chain,
         conditions: conditions(config)?,

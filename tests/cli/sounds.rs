@@ -82,7 +82,7 @@ fn what_is_no_sound_is_said_in_a_line() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = |name: &str| folder.path().join(name).to_str().expect("UTF-8").to_string();
     let given =
-        |sound: &str, more: &[&str]| fails(1, &[&["--pipeline", "audio_to_video", "--audio", sound], more].concat());
+        |sound: &str, more: &[&str]| fails(2, &[&["--pipeline", "audio_to_video", "--audio", sound], more].concat());
     let missing = given("nowhere.wav", &[]);
     assert!(missing.contains("cannot read nowhere.wav"), "{missing}");
     fs::write(path("text.mp3"), "no sound").expect("written");

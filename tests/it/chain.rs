@@ -49,8 +49,8 @@ fn goes_on(clips: &[Generated], names: [&str; 2]) {
         assert_ne!(latent(&own, 0), latent(&before, 1), "{}", names[0]);
         assert_ne!(latent(&own, 2), latent(&before, 2), "{}", names[0]);
         // 8 frames are 8.33 latents of sound, of 18: from the ninth, or from the eighth on.
-        let [before, own] =
-            [&pair[0], &pair[1]].map(|clip| dumped(clip, names[1]).to_f32().into_dimensionality::<Ix4>().expect("four axes"));
+        let [before, own] = [&pair[0], &pair[1]]
+            .map(|clip| dumped(clip, names[1]).to_f32().into_dimensionality::<Ix4>().expect("four axes"));
         let part = |all: &ndarray::Array4<f32>, from: usize, n: usize| {
             all.slice_axis(Axis(2), Slice::from(from..from + n)).to_owned()
         };

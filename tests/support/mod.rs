@@ -406,6 +406,7 @@ pub fn request(case: &Case, models: &Model) -> Request {
         roles: Av::default(),
         draws_kept: true,
         clip: None,
+        sound: None,
         assembly: Default::default(),
         chain: None,
         positions: DType::F32,
