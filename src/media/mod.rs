@@ -29,6 +29,7 @@ mod samples;
 mod sound;
 mod sound_file;
 mod stream;
+mod tables;
 mod wav;
 mod yuv;
 

@@ -1,4 +1,4 @@
-//! Latents of a clip's end, which the next one starts from, from each pass to the same pass.
+//! Latents of the end of a clip, which the next one starts from: each pass from those of the same pass.
 
 use ndarray::{Array3, s};
 

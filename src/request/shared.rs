@@ -1,4 +1,4 @@
-//! What requests have in common.
+//! Values that requests share.
 
 use std::ops::Deref;
 use std::sync::Arc;

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use ltx2::media::{
-    Audio, Frames, Mp4Options, covering_clip, read_clip, read_png_frames, read_sound, read_wav, write_mp4,
-    write_png_frames,
+    Audio, EncoderChoice, Frames, Mp4Options, covering_clip, read_clip, read_png_frames, read_sound, read_wav,
+    write_mp4, write_png_frames,
 };
 use ltx2::pipeline::tensors;
 use ltx2::tensor::Tensor;
@@ -148,6 +148,28 @@ fn a_video_gone_on_with_and_one_with_other_sound() {
     let json = fs::read_to_string(path("alone.json")).expect("a sidecar");
     let sidecar: Value = serde_json::from_str(&json).expect("JSON");
     assert!(!sidecar["programs"].as_object().expect("programs").contains_key("video_decoder"));
+}
+
+/// An MP4's header is enough for a plan; to make frames of it takes an ffmpeg.
+#[needs(cpu)]
+fn a_plan_decodes_nothing() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let video = folder.path().join("good.mp4");
+    let frames = Frames::new(Array4::zeros((17, 64, 96, 3))).expect("frames");
+    let options = Mp4Options { encoder: EncoderChoice::Embedded, ..Mp4Options::default() };
+    write_mp4(&video, &frames, 25.0, None, &options).expect("written");
+    let given = ["generate", "-c", CONFIG, "--video", video.to_str().expect("UTF-8"), "--retake", "0", "0.2"];
+    let out = folder.path().join("out.mp4");
+    let run = |more: &[&str]| {
+        let mut command = support::ltx2();
+        command.env("PATH", folder.path()).args(given).arg("-o").arg(&out).args(more).output().expect("the binary runs")
+    };
+    let plan = run(&["--dry-run"]);
+    let said = String::from_utf8_lossy(&plan.stderr);
+    assert!(plan.status.success() && said.contains("96x64, 17 frames at 25 a second"), "{said}");
+    let made = run(&[]);
+    let said = String::from_utf8_lossy(&made.stderr);
+    assert!(made.status.code() == Some(2) && said.contains("good.mp4: reading a video needs ffmpeg"), "{said}");
 }
 
 /// The first frames of a video get other sound where fewer are asked for than make whole latents.
