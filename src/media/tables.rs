@@ -61,8 +61,11 @@ fn shown(table: &[u8]) -> Option<Vec<i64>> {
         Some(list) => runs(list, count, offset)?,
         None => vec![0; count],
     };
-    let mut at = 0;
-    let starts = deltas.iter().map(|delta| std::mem::replace(&mut at, at + delta));
+    let mut end = 0;
+    let starts = deltas.iter().map(|delta| {
+        end += delta;
+        end - delta
+    });
     Some(starts.zip(offsets).map(|(start, offset)| start + offset).collect())
 }
 
