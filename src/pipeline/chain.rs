@@ -37,7 +37,7 @@ impl Runner {
         let mut ends = ClipEnds::default();
         let clips = chain.clips();
         for at in 0..clips {
-            let own: Vec<Request> = requests.iter().map(|request| chain.clip_request(request, at)).collect();
+            let own: Vec<Request> = requests.iter().map(|request| request.of_clip(at)).collect();
             ends.enter(&chain, at, &self.model.sizes, first.frame_rate);
             let mut of_all = |phase: Phase, done, total| watch(phase, at * total + done, clips * total);
             each(self.generate_clips(&own, Some(&mut ends), options, &mut of_all)?)?;

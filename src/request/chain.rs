@@ -1,6 +1,5 @@
 //! A video of several clips: how many, what each starts from, where its frames and its sound lie in the whole. Numbers alone.
 
-use super::{Content, Request};
 use crate::config::Config;
 use crate::sampling::latents::AudioGrid;
 
@@ -37,17 +36,14 @@ impl Chain {
         self.clip - self.overlap
     }
 
-    /// The request of clip `at`, from 0. Conditioning images are the first one's alone.
-    #[must_use]
-    pub fn clip_request(&self, first: &Request, at: usize) -> Request {
-        let mut own = Request { chain: None, seed: first.seed.wrapping_add(SEEDS * at as u64), ..first.clone() };
-        if at > 0 {
-            own.conditions.video.retain(|condition| !matches!(condition.content, Content::Image { .. }));
-            if let Some(prompt) = self.prompts.get(at - 1).or(self.prompts.last()) {
-                own.prompt.clone_from(prompt);
-            }
-        }
-        own
+    /// The seed of clip `at`, from 0, of a video of this seed.
+    pub fn seed(&self, seed: u64, at: usize) -> u64 {
+        seed.wrapping_add(SEEDS * at as u64)
+    }
+
+    /// The prompt of clip `at`, where it has one of its own.
+    pub fn prompt(&self, at: usize) -> Option<&String> {
+        self.prompts.get(at.checked_sub(1)?).or(self.prompts.last())
     }
 
     /// The audio latent of the whole that clip `at` starts with: the nearest one, so that all of them lie on one grid. The clip's

@@ -169,6 +169,20 @@ impl Request {
         alike == *other
     }
 
+    /// The request of clip `at` of a video of several, from 0; itself of any other. Conditioning images are the first one's alone.
+    #[must_use]
+    pub fn of_clip(&self, at: usize) -> Request {
+        let Some(chain) = &self.chain else { return self.clone() };
+        let mut own = Request { chain: None, seed: chain.seed(self.seed, at), ..self.clone() };
+        if at > 0 {
+            own.conditions.video.retain(|condition| !matches!(condition.content, Content::Image { .. }));
+        }
+        if let Some(prompt) = chain.prompt(at) {
+            own.prompt.clone_from(prompt);
+        }
+        own
+    }
+
     /// The request of each pass: one of its own size, or one of half the size and one without guidance.
     pub fn passes(&self) -> (Request, Option<Request>) {
         let mut first = Request { refine: None, dfr: None, ..self.clone() };

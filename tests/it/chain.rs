@@ -73,7 +73,7 @@ fn a_clip_starts_from_the_latents_of_the_one_before() {
     goes_on(&clips, ["latents.video", "latents.audio"]);
     let noise: Vec<_> = clips.iter().map(|clip| video(clip, "noise.video")).collect();
     assert!(noise[0] != noise[1] && noise[1] != noise[2], "each clip has a seed of its own");
-    assert_eq!([0, 1, 2].map(|at| chain.clip_request(&request, at).seed), [4, 1004, 2004]);
+    assert_eq!([0, 1, 2].map(|at| request.of_clip(at).seed), [4, 1004, 2004]);
 
     // The first clip is the video of its seed alone: where nothing is known, the inputs for it change nothing.
     let alone = Request { chain: None, conditions: Default::default(), ..request.clone() };
