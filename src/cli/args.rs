@@ -158,6 +158,9 @@ pub(crate) struct RequestArgs {
     /// Duration in seconds; the nearest legal number of frames is taken
     #[arg(long, value_name = "S", allow_negative_numbers = true, value_parser = finite)]
     pub(crate) seconds: Option<f64>,
+    /// Makes the video of clips, each from the latents of the one before, in the memory of one
+    #[arg(long)]
+    pub(crate) chain: bool,
     /// Frames per second
     #[arg(long, value_name = "FPS", allow_negative_numbers = true, value_parser = finite)]
     pub(crate) frame_rate: Option<f64>,
@@ -210,6 +213,7 @@ impl RequestArgs {
         given.flag("upsample", "two_stage.upsample", upsample);
         given.flag("temporal-rounds", "dfr.temporal_rounds", self.temporal_rounds);
         given.seconds = self.seconds;
+        given.flag("chain", "request.chain", self.chain.then(|| json!({})));
         given.flag("frame-rate", "request.frame_rate", self.frame_rate);
         given.flag("steps", "sampler.steps", self.steps);
         given.flag("seed", "request.seed", self.seed);

@@ -14,7 +14,7 @@ use crate::sampling::schedules::ScheduleKind;
 use crate::sampling::{AnySampler, MAX_STEPS, SamplerOptions};
 
 /// Frames a latent frame covers.
-pub(super) const FRAME_STEP: usize = 8;
+pub(crate) const FRAME_STEP: usize = 8;
 
 /// The typed form. Layers were validated, so what fails here is a number too large for its type.
 pub(super) fn typed(tree: &Tree) -> Result<Config, ConfigError> {
@@ -90,6 +90,7 @@ fn check_request(config: &Config) -> Result<(), Fault> {
         return fail("two_stage.upsample", "temporal_x2".into(), why.into());
     }
     check_source(config)?;
+    check_chain(config)?;
     if let Some(why) = config.pipeline.audio_fault(r.audio.is_some()) {
         return fail("pipeline", config.pipeline.name().into(), why.into());
     }
@@ -173,6 +174,46 @@ fn check_source(config: &Config) -> Result<(), Fault> {
     }
 }
 
+/// Checks the settings of a video of several clips.
+fn check_chain(config: &Config) -> Result<(), Fault> {
+    let (r, name) = (&config.request, config.pipeline.name());
+    let Some(chain) = &r.chain else { return Ok(()) };
+    let refused = |why: &str| fail("request.chain", name.into(), why.into());
+    if !config.pipeline.makes_clips() {
+        return refused(
+            "this pipeline makes one clip; leave --chain out, or take a pipeline that starts from a prompt or images",
+        );
+    }
+    if r.num_frames.count().is_none() {
+        return refused("request.num_frames: auto is the length of a clip; give --seconds or a number of frames");
+    }
+    if r.audio.is_some() || !r.audio_latents.is_empty() {
+        return refused("clips make their own sound; leave out --chain, or request.audio and request.audio_latents");
+    }
+    if !r.reference_videos.is_empty() {
+        return refused("a reference is of one clip; leave out --chain, or request.reference_videos");
+    }
+    if config.doubles_frames() {
+        return refused("clips keep their frame rate; leave out --chain, or temporal_x2 of two_stage.upsample");
+    }
+    for (key, frames) in [("request.chain.clip", chain.clip), ("request.chain.overlap", chain.overlap)] {
+        if frames % FRAME_STEP != 1 {
+            let (low, high) = around(frames, 1, FRAME_STEP);
+            let why = format!("must be one more than a multiple of {FRAME_STEP}; the nearest are {low} and {high}");
+            return fail(key, frames.to_string(), why);
+        }
+    }
+    if chain.overlap >= chain.clip {
+        let why = format!("must be less than request.chain.clip, {}", chain.clip);
+        return fail("request.chain.overlap", chain.overlap.to_string(), why);
+    }
+    if let Some(image) = outside(config, chain.clip) {
+        let why = format!("images are in the first clip, which has {} frames (request.chain.clip)", chain.clip);
+        return fail("request.images", format!("frame {image}"), why);
+    }
+    Ok(())
+}
+
 /// The frame of an image that a video of so many frames lacks.
 fn outside(config: &Config, frames: usize) -> Option<usize> {
     config.request.images.iter().map(|image| image.frame).find(|frame| *frame >= frames)
@@ -189,6 +230,13 @@ fn check_sampling(config: &Config) -> Result<(), Fault> {
         let why =
             "sampler.sigmas holds the noise levels already: set sampler.steps, which takes their place, or remove it";
         return fail("sampler.schedule", format!("{schedule:?}"), why.into());
+    }
+    // By `reference` it is one of many conventions; beside another one, somebody asked for it.
+    let asked = config.sampler.sigma_shift == Reference::Diffusers && config.reference != Reference::Diffusers;
+    if asked && schedule != ScheduleKind::Shifted {
+        let why =
+            format!("sampler.schedule = {schedule:?} is shifted for no number of tokens; leave out one of the two");
+        return fail("sampler.sigma_shift", "diffusers".into(), why);
     }
     if let Some(why) = schedule_fault(&config.two_stage.sigmas) {
         return fail("two_stage.sigmas", format!("{:?}", config.two_stage.sigmas), why);
@@ -344,6 +392,12 @@ impl Config {
         Ok(config)
     }
 
+    /// Frames that are denoised together, where their number is given: those of a clip, of all where there is one.
+    pub(crate) fn clip_frames(&self) -> Option<usize> {
+        let all = self.request.num_frames.count()?;
+        Some(self.request.chain.as_ref().map_or(all, |chain| chain.clip.min(all)))
+    }
+
     /// The platform to look for.
     ///
     /// # Errors
@@ -400,6 +454,11 @@ impl ResolvedScales {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::{CliOverrides, load};
+
+    fn set(pairs: &[&str]) -> CliOverrides {
+        CliOverrides { set: pairs.iter().map(|pair| (*pair).to_string()).collect(), ..CliOverrides::default() }
+    }
 
     #[test]
     fn the_two_nearest_are_legal() {
@@ -426,5 +485,46 @@ mod tests {
         config.guidance.audio.stg = Some(1.0);
         assert_eq!(config.scales().audio.cfg, 4.0);
         assert_eq!(config.scales().video.stg, 1.0);
+    }
+
+    #[test]
+    fn what_no_chain_can_be_is_said() {
+        let chain = "request.chain={clip: 33, overlap: 9}";
+        for (pairs, want) in [
+            (
+                &["request.chain={clip: 32}"][..],
+                "request.chain.clip = 32 (--set): must be one more than a multiple of 8; the nearest are 25 and 33",
+            ),
+            (
+                &["request.chain={overlap: 10}"],
+                "request.chain.overlap = 10 (--set): must be one more than a multiple of 8",
+            ),
+            (
+                &["request.chain={clip: 25}"],
+                "request.chain.overlap = 25 (default): must be less than request.chain.clip, 25",
+            ),
+            (&[chain, "pipeline=text_to_audio"], "request.chain = text_to_audio (--set): this pipeline makes one clip"),
+            (
+                &[chain, "pipeline=dfr", "model.path=LTX-2.5"],
+                "request.chain = dfr (--set): this pipeline makes one clip",
+            ),
+            (&[chain, "request.num_frames=auto"], "request.num_frames: auto is the length of a clip; give --seconds"),
+            (&[chain, "request.audio={path: a.wav}", "pipeline=two_stage"], "clips make their own sound"),
+            (&[chain, "request.reference_videos=[{path: a.mp4}]", "pipeline=two_stage"], "a reference is of one clip"),
+            (
+                &[chain, "two_stage.upsample=[temporal_x2, spatial_x2]", "pipeline=two_stage"],
+                "clips keep their frame rate",
+            ),
+            (
+                &[chain, "pipeline=image_to_video", "request.images=[{path: a.png, frame: 40}]"],
+                "request.images = frame 40 (--set): images are in the first clip, which has 33 frames (request.chain.clip)",
+            ),
+        ] {
+            let error = load(&set(pairs)).expect_err("refused").to_string();
+            assert!(error.contains(want), "{pairs:?}: {error}");
+        }
+        let config = load(&set(&[chain, "request.num_frames=1441"])).expect("legal").config;
+        assert_eq!(config.clip_frames(), Some(33));
+        assert_eq!(load(&set(&[chain, "request.num_frames=25"])).expect("legal").config.clip_frames(), Some(25));
     }
 }

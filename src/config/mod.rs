@@ -21,7 +21,7 @@ mod tree;
 mod validate;
 mod yaml;
 
-pub(crate) use check::nearest_frames;
+pub(crate) use check::{FRAME_STEP, nearest_frames};
 pub use error::{ConfigError, ValueOrigin};
 pub(crate) use experiment::{Case, Experiment};
 pub use experiment_file::read_experiment;

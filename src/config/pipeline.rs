@@ -75,6 +75,12 @@ impl Pipeline {
         matches!(self, Pipeline::Retake | Pipeline::Extend | Pipeline::VideoToAudio)
     }
 
+    /// Whether its video may be made of clips (`request.chain`).
+    pub(crate) fn makes_clips(self) -> bool {
+        use Pipeline::{Distilled, Hq, ImageToVideo, Keyframes, TextToVideo, TwoStage};
+        matches!(self, TextToVideo | ImageToVideo | TwoStage | Distilled | Hq | Keyframes)
+    }
+
     /// The preset of a model generation.
     pub(crate) fn preset(self, version: Version) -> &'static str {
         match (version, self) {

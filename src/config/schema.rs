@@ -182,6 +182,8 @@ with_defaults! {
         pub extend: Option<Extend> = None,
         /// Videos that the first stage is given as references, beside the video it makes: what an IC-LoRA was trained to follow.
         pub reference_videos: Vec<ReferenceVideo> = Vec::new(),
+        /// Makes the video of clips, each of which goes on where the one before ends.
+        pub chain: Option<Chain> = None,
         /// Sound that is given: the video is made to it, and the file's samples go with the video.
         pub audio: Option<GivenAudio> = None,
         /// Spans of sound that are kept.
@@ -335,8 +337,30 @@ pub struct Extend {
     pub overlap: usize,
 }
 
+/// A video of clips. Each begins with the latents that the one before ends with.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Chain {
+    /// Frames of a clip; one more than a multiple of 8.
+    #[serde(default = "clip")]
+    #[schemars(range(min = 17))]
+    pub clip: usize,
+    /// Frames of a clip that the one before has too; one more than a multiple of 8.
+    #[serde(default = "overlap")]
+    #[schemars(range(min = 9))]
+    pub overlap: usize,
+    /// Prompts of the second clip and those behind it, of which the last holds to the end; without, `prompt` holds.
+    #[serde(default)]
+    pub prompts: Vec<String>,
+}
+
 fn yes() -> bool {
     true
+}
+
+/// Five seconds at 24 frames a second.
+fn clip() -> usize {
+    121
 }
 
 /// At 24 frames a second a whole number of audio latents.

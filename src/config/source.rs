@@ -122,14 +122,20 @@ fn take_frames(
     Ok(())
 }
 
-/// A warning where a clip is longer than what the models know.
-pub(crate) fn beyond_training(frames: usize, rate: f64) -> Option<String> {
+/// A warning where a clip of a configuration is longer than what the models know.
+pub(crate) fn beyond_training(config: &Config, frames: usize, rate: f64) -> Option<String> {
     let seconds = (frames - 1) as f64 / rate;
     (seconds > TRAINED_SECONDS).then(|| {
         let most = (TRAINED_SECONDS * rate) as usize / FRAME_STEP * FRAME_STEP + 1;
+        let within = match (&config.request.chain, config.pipeline) {
+            (Some(_), _) => "a smaller request.chain.clip stays within",
+            (None, pipeline) if pipeline.makes_clips() => "--chain makes the video of clips that stay within",
+            (None, pipeline) if pipeline.takes_video() => "a shorter part of the video stays within",
+            (None, _) => "fewer --seconds stay within",
+        };
         format!(
             "{frames} frames at {rate:.3} a second are {seconds:.1} s: beyond {TRAINED_SECONDS} s ({most} frames) the model is \
-             outside of what it was trained on; a shorter part of the video stays within"
+             outside of what it was trained on; {within}"
         )
     })
 }
@@ -216,8 +222,16 @@ mod tests {
 
     #[test]
     fn a_long_clip_is_told_of() {
-        assert_eq!(beyond_training(481, 24.0), None);
-        let warning = beyond_training(721, 24.0).expect("30 s");
+        let of = |set: &[&str], frames| {
+            beyond_training(&Config::load("ltx2", set.iter().copied()).expect("legal"), frames, 24.0)
+        };
+        assert_eq!(of(&[], 481), None);
+        let warning = of(&[], 721).expect("30 s");
         assert!(warning.contains("721 frames") && warning.contains("20 s (481 frames)"), "{warning}");
+        assert!(warning.ends_with("--chain makes the video of clips that stay within"), "{warning}");
+        let warning = of(&["request.chain={clip: 721}", "request.num_frames=1441"], 721).expect("30 s");
+        assert!(warning.ends_with("a smaller request.chain.clip stays within"), "{warning}");
+        let warning = of(&["pipeline=text_to_audio"], 721).expect("30 s");
+        assert!(warning.ends_with("fewer --seconds stay within"), "{warning}");
     }
 }

@@ -355,11 +355,20 @@ fn values_that_cannot_be_used_say_what_can() {
              their place, or remove it",
         ),
         (
+            ["sampler.sigma_shift=diffusers", "sampler.schedule=beta"],
+            "sampler.sigma_shift = diffusers (--set): sampler.schedule = Beta is shifted for no number of tokens; leave out one \
+             of the two",
+        ),
+        (
             ["guidance.stg_streams=diffusers", "guidance.audio.by_sigma=[{sigma: 1, stg: 1}]"],
             "guidance.audio.by_sigma = stg at 1 (--set): guidance.stg_streams: diffusers knows no such; take official",
         ),
     ] {
         assert_eq!(load(&set(&pairs)).unwrap_err().to_string(), want, "{pairs:?}");
+    }
+    // What `reference` sets is not asked for, and a sidecar of such a run has both.
+    for written in [&["reference=diffusers"][..], &["reference=diffusers", "sampler.sigma_shift=diffusers"]] {
+        assert!(load(&set(&[written, &["sampler.schedule=beta"]].concat())).is_ok(), "{written:?}");
     }
 }
 

@@ -1,8 +1,11 @@
 //! AAC-LC by the encoder in this binary.
 
+use std::borrow::Borrow;
+
 use super::audio::Audio;
 use super::error::{Error, Result};
 use super::isobmff::{Media, Track};
+use super::samples::Samples;
 
 /// Rates that AAC has, in samples a second (ISO/IEC 14496-3, table 1.18).
 pub const AAC_RATES: [u32; 13] =
@@ -11,12 +14,23 @@ pub const AAC_RATES: [u32; 13] =
 /// Samples in an access unit.
 const UNIT: u32 = 1024;
 
-/// Encodes `audio` (samples within -1..1) at about `bitrate` bits a second.
+/// Encodes `sound` (samples within -1..1) at about `bitrate` bits a second.
 ///
 /// The encoder's priming is in the track's `skip` and the padding of its last unit is not counted, so a player shows
 /// exactly the samples given.
-pub(super) fn encode(audio: &Audio, bitrate: u32) -> Result<Track> {
-    let (channels, rate) = (audio.channels(), audio.rate());
+pub(super) fn encode(sound: &Audio, bitrate: u32) -> Result<Track> {
+    let (channels, rate) = (sound.channels(), sound.rate());
+    encode_blocks([Ok(sound)], channels, rate, bitrate, Samples::in_memory())
+}
+
+/// The same of sound in blocks, of so many channels at a rate, into `samples`.
+pub(super) fn encode_blocks<B: Borrow<Audio>>(
+    blocks: impl IntoIterator<Item = Result<B>>,
+    channels: usize,
+    rate: u32,
+    bitrate: u32,
+    mut samples: Samples,
+) -> Result<Track> {
     let failed = |e: syom::AacError| {
         // The one failure a caller can cause: a rate outside the standard's table.
         Error::Embedded { codec: "AAC", message: format!("{channels} channels at {rate} Hz: {e}") }
@@ -25,13 +39,16 @@ pub(super) fn encode(audio: &Audio, bitrate: u32) -> Result<Track> {
     let most = 6 * rate.saturating_mul(channels as u32);
     let options = syom::EncodeOptions::raw().with_bitrate_bps(bitrate.min(most));
     let mut encoder = syom::Encoder::new(rate, channels, &options).map_err(failed)?;
-    let mut samples = Vec::new();
+    let mut kept = Ok(());
     let mut keep = |unit: syom::EncodedFrame<'_>| {
-        samples.push(unit.payload.to_vec());
+        kept = std::mem::replace(&mut kept, Ok(())).and_then(|()| samples.push(unit.payload));
         Ok(())
     };
-    encoder.feed(&audio.planes(), &mut keep).map_err(failed)?;
+    for block in blocks {
+        encoder.feed(&block?.borrow().planes(), &mut keep).map_err(failed)?;
+    }
     let info = encoder.finish(&mut keep).map_err(failed)?;
+    kept?;
     let whole = u64::from(UNIT) * (samples.len() as u64).saturating_sub(1);
     let last_delta = (info.priming + info.samples).checked_sub(whole).filter(|&d| (1..=u64::from(UNIT)).contains(&d));
     let last_delta = last_delta.ok_or_else(|| Error::Embedded {

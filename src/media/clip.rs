@@ -14,6 +14,7 @@ use super::image_file::covering;
 use super::png::{png_size, read_png_frames};
 use super::rate::FrameRate;
 use super::sound::read_sound;
+use super::tables::{self, Tables};
 
 /// Frames of a video and its sound, where it has one.
 #[derive(Clone, Debug, PartialEq)]
@@ -29,7 +30,22 @@ impl Clip {
     /// As [`probe_clip`]; sound that cannot be read.
     pub fn read(path: &Path, ffmpeg: &Path) -> Result<Self> {
         let sound = if path.is_dir() { None } else { read_sound(path, ffmpeg, None)? };
-        Ok(Clip { frames: read_clip(path, ffmpeg)?, sound: sound.filter(|sound| !sound.is_empty()) })
+        let frames = read_clip(path, ffmpeg)?;
+        if let Some(told) = told(path)? {
+            let found = (frames.width(), frames.height(), frames.count());
+            if found != (told.width, told.height, told.times.len()) {
+                let (width, height, count) = found;
+                let why = format!(
+                    "its header tells of {} frames of {}x{}, {count} of {width}x{height} are decoded: convert it first, e.g. \
+                     ffmpeg -i IN OUT.mp4",
+                    told.times.len(),
+                    told.width,
+                    told.height
+                );
+                return Err(unusable(path, &why));
+            }
+        }
+        Ok(Clip { frames, sound: sound.filter(|sound| !sound.is_empty()) })
     }
 }
 
@@ -44,7 +60,16 @@ pub struct ClipInfo {
     pub frame_rate: Option<f64>,
 }
 
-/// Size, frames and rate of a video file or of a folder of PNG frames. `ffmpeg` is a path, or a name to be found on PATH.
+/// Tables of an MP4; none of a folder, and of a file that has to be decoded for them.
+fn told(path: &Path) -> Result<Option<Tables>> {
+    if path.is_dir() {
+        return Ok(None);
+    }
+    tables::of_file(path).map_err(Error::io("read", path))
+}
+
+/// Size, frames and rate of a video file or of a folder of PNG frames. An MP4's are in its header; of other files `ffmpeg`, a path
+/// or a name to be found on PATH, decodes them.
 ///
 /// # Errors
 /// No such file; no ffmpeg; a damaged file, with ffmpeg's words; frames at no constant rate.
@@ -53,7 +78,10 @@ pub fn probe_clip(path: &Path, ffmpeg: &Path) -> Result<ClipInfo> {
         let (frames, width, height) = png_size(path)?;
         return Ok(ClipInfo { width, height, frames, frame_rate: None });
     }
-    std::fs::metadata(path).map_err(Error::io("read", path))?;
+    if let Some(Tables { width, height, times, timescale }) = told(path)? {
+        let frame_rate = Some(rate_of(path, &times, 1, timescale)?);
+        return Ok(ClipInfo { width, height, frames: times.len(), frame_rate });
+    }
     let text = decoded_by(path, ffmpeg, &BEFORE, &[&FRAMES[..], &["-f", "framecrc"]].concat())?;
     let text = text.ok_or_else(|| unusable(path, "it has no video stream"))?;
     listed(path, &String::from_utf8_lossy(&text))
@@ -110,7 +138,16 @@ fn listed(path: &Path, text: &str) -> Result<ClipInfo> {
     let (Some((width, height)), Some((num, den)), Some(times)) = (parsed, base, times) else {
         return Err(unusable(path, "ffmpeg's list of its frames cannot be read"));
     };
-    let [first, .., last] = times[..] else {
+    let frame_rate = Some(rate_of(path, &times, num, den)?);
+    Ok(ClipInfo { width, height, frames: times.len(), frame_rate })
+}
+
+/// Frames a second, of frames at these times in ticks of `num / den` seconds.
+///
+/// # Errors
+/// Fewer than two frames; a rate that varies.
+fn rate_of(path: &Path, times: &[i64], num: usize, den: usize) -> Result<f64> {
+    let [first, .., last] = *times else {
         return Err(unusable(path, "it has fewer than two frames; give an image to --image instead"));
     };
     let each = (last - first) as f64 / (times.len() - 1) as f64;
@@ -123,8 +160,7 @@ fn listed(path: &Path, text: &str) -> Result<ClipInfo> {
         return Err(unusable(path, why));
     }
     let rate = FrameRate::from_f64(den as f64 / (num as f64 * each))?;
-    let frame_rate = Some(f64::from(rate.num) / f64::from(rate.den));
-    Ok(ClipInfo { width, height, frames: times.len(), frame_rate })
+    Ok(f64::from(rate.num) / f64::from(rate.den))
 }
 
 /// Frames scaled to cover `height` and `width`, what stands over cut off on both sides: `[1, 3, frames, height, width]` in

@@ -44,24 +44,32 @@ impl Edit {
 /// # Errors
 /// A file that cannot be read.
 pub(super) fn sound_edit(path: &Path) -> io::Result<Edit> {
+    Ok(movie(path)?.and_then(|movie| of_movie(&movie)).unwrap_or_default())
+}
+
+/// The body of an MP4's header; none of any other file.
+///
+/// # Errors
+/// A file that cannot be read.
+pub(super) fn movie(path: &Path) -> io::Result<Option<Vec<u8>>> {
     let mut file = File::open(path)?;
     let size = file.metadata()?.len();
     let mut at = 0;
     let mut first = true;
     while let Some((name, body, end)) = header(&mut file, at, size)? {
         if first && !matches!(&name, b"ftyp" | b"moov" | b"wide" | b"free" | b"skip" | b"mdat") {
-            return Ok(Edit::default());
+            return Ok(None);
         }
         first = false;
         if &name == b"moov" {
             let mut bytes = Vec::new();
             file.seek(SeekFrom::Start(body))?;
             (&mut file).take(end - body).read_to_end(&mut bytes)?;
-            return Ok(of_movie(&bytes).unwrap_or_default());
+            return Ok(Some(bytes));
         }
         at = end;
     }
-    Ok(Edit::default())
+    Ok(None)
 }
 
 /// Name, start of the body and end of the box at a place of a file; none behind the last.
@@ -84,12 +92,12 @@ fn header(file: &mut File, at: u64, size: u64) -> io::Result<Option<([u8; 4], u6
 }
 
 /// A big-endian number of four bytes.
-fn number(bytes: &[u8]) -> u32 {
+pub(super) fn number(bytes: &[u8]) -> u32 {
     bytes.iter().take(4).fold(0, |sum, byte| sum << 8 | u32::from(*byte))
 }
 
 /// Boxes of a body: names and their own bodies.
-fn boxes(mut bytes: &[u8]) -> impl Iterator<Item = (&[u8], &[u8])> {
+pub(super) fn boxes(mut bytes: &[u8]) -> impl Iterator<Item = (&[u8], &[u8])> {
     std::iter::from_fn(move || {
         let length = (number(bytes.get(..4)?) as usize).min(bytes.len());
         let whole = bytes.get(..length).filter(|whole| whole.len() >= 8)?;
@@ -99,12 +107,12 @@ fn boxes(mut bytes: &[u8]) -> impl Iterator<Item = (&[u8], &[u8])> {
 }
 
 /// The body of the box at a path of names.
-fn within<'a>(bytes: &'a [u8], path: &[&[u8; 4]]) -> Option<&'a [u8]> {
+pub(super) fn within<'a>(bytes: &'a [u8], path: &[&[u8; 4]]) -> Option<&'a [u8]> {
     path.iter().try_fold(bytes, |bytes, name| boxes(bytes).find(|(own, _)| own == name).map(|(_, body)| body))
 }
 
 /// Ticks a second of a movie's or a track's header, whose version says how wide times are.
-fn timescale(header: &[u8]) -> Option<f64> {
+pub(super) fn timescale(header: &[u8]) -> Option<f64> {
     let at = if header.first()? == &1 { 20 } else { 12 };
     let ticks = number(header.get(at..at + 4)?);
     (ticks > 0).then_some(f64::from(ticks))

@@ -1,8 +1,11 @@
 //! H.264 and AAC by an installed ffmpeg: video through its standard input, audio from a temporary WAV file.
 
 use std::io::{Read, Write};
-use std::path::Path;
-use std::process::{Command, Stdio};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::thread::JoinHandle;
+
+use tempfile::NamedTempFile;
 
 use super::atomic;
 use super::audio::Audio;
@@ -36,8 +39,6 @@ pub(super) fn probe(program: &Path, encoders: &[&str]) -> std::result::Result<St
 }
 
 /// Encodes into `target`, an empty file in the folder of `path`; `audio` is as long as the video.
-///
-/// The frames are converted here, not by ffmpeg's scaler, so that both encoders are given the same planes.
 pub(super) fn encode(
     target: &Path,
     path: &Path,
@@ -46,59 +47,112 @@ pub(super) fn encode(
     audio: Option<&Audio>,
     options: &Mp4Options,
 ) -> Result<()> {
-    let sound = match audio {
-        Some(audio) => {
-            let mut file = atomic::beside(path, ".wav")?;
-            file.write_all(&wav_bytes(audio, WavFormat::Float32)?).map_err(Error::io("write the sound of", path))?;
-            Some(file)
+    let sound = audio.map(|audio| wav_beside(path, audio)).transpose()?;
+    let sound = sound.as_ref().map(NamedTempFile::path);
+    let mut sink = FrameSink::start(target, path, frames, rate, sound, options)?;
+    sink.push(frames);
+    sink.finish()
+}
+
+/// A WAV file beside `path`.
+fn wav_beside(path: &Path, audio: &Audio) -> Result<NamedTempFile> {
+    let mut file = atomic::beside(path, ".wav")?;
+    file.write_all(&wav_bytes(audio, WavFormat::Float32)?).map_err(Error::io("write the sound of", path))?;
+    Ok(file)
+}
+
+/// An ffmpeg that encodes the frames that it is given.
+///
+/// They are converted here, not by its scaler, so that both encoders are given the same planes.
+pub(super) struct FrameSink {
+    child: Child,
+    frames: Option<ChildStdin>,
+    /// Reads what it says beside the writing: a full pipe would stop it, and it would stop us.
+    said: Option<JoinHandle<String>>,
+    sent: std::io::Result<()>,
+    path: PathBuf,
+}
+
+impl FrameSink {
+    /// Starts it on `target`, an empty file in the folder of `path`, for frames like `first`, with the sound of a WAV file that is
+    /// as long as all of them.
+    pub(super) fn start(
+        target: &Path,
+        path: &Path,
+        first: &Frames,
+        rate: FrameRate,
+        sound: Option<&Path>,
+        options: &Mp4Options,
+    ) -> Result<Self> {
+        let size = format!("{}x{}", yuv::even(first.width()), yuv::even(first.height()));
+        let mut command = Command::new(&options.ffmpeg);
+        command.args(["-hide_banner", "-loglevel", "error", "-y"]);
+        command.args(["-f", "rawvideo", "-pixel_format", "yuv420p", "-video_size", &size]);
+        command.args(["-framerate", &rate.to_string(), "-i", "pipe:0"]);
+        if let Some(sound) = sound {
+            command.arg("-i").arg(sound).args(["-map", "0:v", "-map", "1:a"]);
+            command.args(["-c:a", "aac", "-b:a", &options.audio_bitrate.to_string()]);
         }
-        None => None,
-    };
-
-    let size = format!("{}x{}", yuv::even(frames.width()), yuv::even(frames.height()));
-    let mut command = Command::new(&options.ffmpeg);
-    command.args(["-hide_banner", "-loglevel", "error", "-y"]);
-    command.args(["-f", "rawvideo", "-pixel_format", "yuv420p", "-video_size", &size]);
-    command.args(["-framerate", &rate.to_string(), "-i", "pipe:0"]);
-    if let Some(sound) = &sound {
-        command.arg("-i").arg(sound.path()).args(["-map", "0:v", "-map", "1:a"]);
-        command.args(["-c:a", "aac", "-b:a", &options.audio_bitrate.to_string()]);
-    }
-    // The filter only labels the planes; it converts nothing.
-    command.args(["-vf", "setparams=range=tv:color_primaries=bt709:color_trc=bt709:colorspace=bt709"]);
-    command.args(["-c:v", "libx264", "-preset", "medium", "-crf", &options.crf.to_string(), "-pix_fmt", "yuv420p"]);
-    command.args(["-color_range", "tv", "-color_primaries", "bt709", "-color_trc", "bt709", "-colorspace", "bt709"]);
-    command.args(["-movflags", "+faststart", "-f", "mp4"]).arg(target);
-    tracing::debug!(?command, "ffmpeg");
-
-    let start = |e: std::io::Error| Error::FfmpegMissing { reason: format!("it does not start: {e}") };
-    let mut child =
-        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().map_err(start)?;
-    let (stdin, stderr) = (child.stdin.take(), child.stderr.take());
-    // stderr is read beside the writing: a full pipe would stop ffmpeg, and ffmpeg would stop us.
-    let (sent, said) = std::thread::scope(|scope| {
-        let reader = scope.spawn(move || {
+        // The filter only labels the planes; it converts nothing.
+        command.args(["-vf", "setparams=range=tv:color_primaries=bt709:color_trc=bt709:colorspace=bt709"]);
+        command.args(["-c:v", "libx264", "-preset", "medium", "-crf", &options.crf.to_string(), "-pix_fmt", "yuv420p"]);
+        command.args([
+            "-color_range",
+            "tv",
+            "-color_primaries",
+            "bt709",
+            "-color_trc",
+            "bt709",
+            "-colorspace",
+            "bt709",
+        ]);
+        command.args(["-movflags", "+faststart", "-f", "mp4"]).arg(target);
+        tracing::debug!(?command, "ffmpeg");
+        let piped = command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut child = piped.spawn().map_err(not_started)?;
+        let stderr = child.stderr.take();
+        let said = std::thread::spawn(move || {
             let mut said = Vec::new();
             // What could be read is enough for a message.
             let _ = stderr.map(|mut s| s.read_to_end(&mut said));
             String::from_utf8_lossy(&said).into_owned()
         });
-        let sent = stdin.map_or(Ok(()), |mut stdin| {
-            for rgb in frames.iter() {
-                let yuv::Planes { y, u, v } = yuv::planes(rgb, frames.width(), frames.height());
-                for plane in [y, u, v] {
-                    stdin.write_all(&plane)?;
-                }
-            }
-            Ok(())
-        });
-        (sent, reader.join().expect("reading does not panic"))
-    });
-    let status = child.wait().map_err(Error::io("wait for ffmpeg on", path))?;
-    if status.success() {
-        return sent.map_err(Error::io("send frames to ffmpeg for", path));
+        Ok(FrameSink { frames: child.stdin.take(), child, said: Some(said), sent: Ok(()), path: path.into() })
     }
-    Err(Error::Ffmpeg { path: path.to_path_buf(), status: status.to_string(), tail: tail(&said) })
+
+    /// Adds frames; those behind a failure are dropped: [`FrameSink::finish`] has it.
+    pub(super) fn push(&mut self, frames: &Frames) {
+        let Some(stdin) = self.frames.as_mut().filter(|_| self.sent.is_ok()) else { return };
+        self.sent = frames.iter().try_for_each(|rgb| {
+            let yuv::Planes { y, u, v } = yuv::planes(rgb, frames.width(), frames.height());
+            [y, u, v].iter().try_for_each(|plane| stdin.write_all(plane))
+        });
+    }
+
+    /// Waits for the last frame.
+    pub(super) fn finish(mut self) -> Result<()> {
+        drop(self.frames.take());
+        let said = self.said.take().map(|said| said.join().expect("reading does not panic")).unwrap_or_default();
+        let status = self.child.wait().map_err(Error::io("wait for ffmpeg on", &self.path))?;
+        if status.success() {
+            let sent = std::mem::replace(&mut self.sent, Ok(()));
+            return sent.map_err(Error::io("send frames to ffmpeg for", &self.path));
+        }
+        Err(Error::Ffmpeg { path: self.path.clone(), status: status.to_string(), tail: tail(&said) })
+    }
+}
+
+impl Drop for FrameSink {
+    /// Frames that it has not finished are of no use.
+    fn drop(&mut self) {
+        // One that has ended cannot be killed.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn not_started(e: std::io::Error) -> Error {
+    Error::FfmpegMissing { reason: format!("it does not start: {e}") }
 }
 
 /// Writes the video stream of `source` as it is stored there into `target`, an empty file in the folder of `path`, with `audio`.
@@ -109,14 +163,22 @@ pub(super) fn copy_frames(
     audio: &Audio,
     options: &Mp4Options,
 ) -> Result<()> {
-    let mut sound = atomic::beside(path, ".wav")?;
-    sound.write_all(&wav_bytes(audio, WavFormat::Float32)?).map_err(Error::io("write the sound of", path))?;
+    copy_with_sound(target, path, source, wav_beside(path, audio)?.path(), options)
+}
+
+/// The same with the sound of a WAV file.
+pub(super) fn copy_with_sound(
+    target: &Path,
+    path: &Path,
+    source: &Path,
+    sound: &Path,
+    options: &Mp4Options,
+) -> Result<()> {
     let mut command = Command::new(&options.ffmpeg);
-    command.args(["-hide_banner", "-loglevel", "error", "-y", "-i"]).arg(source).arg("-i").arg(sound.path());
+    command.args(["-hide_banner", "-loglevel", "error", "-y", "-i"]).arg(source).arg("-i").arg(sound);
     command.args(["-map", "0:v:0", "-map", "1:a:0", "-c:v", "copy", "-c:a", "aac", "-b:a"]);
     command.arg(options.audio_bitrate.to_string()).args(["-movflags", "+faststart", "-f", "mp4"]).arg(target);
-    let start = |e: std::io::Error| Error::FfmpegMissing { reason: format!("it does not start: {e}") };
-    let output = command.stdin(Stdio::null()).output().map_err(start)?;
+    let output = command.stdin(Stdio::null()).output().map_err(not_started)?;
     if output.status.success() {
         return Ok(());
     }

@@ -7,6 +7,7 @@ use super::error::{Error, Result};
 use super::frames::Frames;
 use super::isobmff::{Media, Track};
 use super::rate::FrameRate;
+use super::samples::Samples;
 use super::yuv;
 use crate::threads;
 
@@ -22,8 +23,9 @@ pub(super) const GROUP: usize = 8;
 /// Encodes `frames` at a constant quantizer (0 best, 51 worst) into a track.
 pub(super) fn encode(frames: &Frames, rate: FrameRate, quantizer: u8) -> Result<Track> {
     let encoder = FrameEncoder::new(frames.width(), frames.height(), rate, quantizer)?;
-    let rgb: Vec<&[u8]> = frames.iter().collect();
-    encoder.track(&encoder.units(&rgb)?)
+    let mut track = TrackBuilder::new(encoder, Samples::in_memory());
+    track.add(&frames.iter().collect::<Vec<_>>())?;
+    track.finish()
 }
 
 fn failed(message: String) -> Error {
@@ -48,7 +50,7 @@ impl FrameEncoder {
     }
 
     /// An access unit of each frame. The first frame begins a group of pictures.
-    pub(super) fn units(&self, frames: &[&[u8]]) -> Result<Vec<Vec<u8>>> {
+    fn units(&self, frames: &[&[u8]]) -> Result<Vec<Vec<u8>>> {
         let [width, height] = [self.width, self.height].map(yuv::even);
         // Groups of pictures need nothing of each other: each core converts and encodes its own.
         let groups: Vec<&[&[u8]]> = frames.chunks(GROUP).collect();
@@ -65,43 +67,70 @@ impl FrameEncoder {
             false => Err(failed(format!("{} access units for {} frames", units.len(), frames.len()))),
         }
     }
+}
 
-    /// The track of all access units.
-    pub(super) fn track(&self, units: &[Vec<u8>]) -> Result<Track> {
-        let (rate, refs) = (self.rate, self.config.num_ref_frames);
-        let (mut sps, mut pps) = (None, None);
-        let mut sync = Vec::new();
-        let mut samples = Vec::with_capacity(units.len());
-        for (index, unit) in units.iter().enumerate() {
+/// A track of frames that come in pieces.
+pub(super) struct TrackBuilder {
+    encoder: FrameEncoder,
+    samples: Samples,
+    /// Parameter sets, of the first frame that has them.
+    sps: Option<Vec<u8>>,
+    pps: Option<Vec<u8>>,
+    /// Frames that can be decoded alone.
+    sync: Vec<usize>,
+}
+
+impl TrackBuilder {
+    /// No frame yet; they go into `samples`.
+    pub(super) fn new(encoder: FrameEncoder, samples: Samples) -> Self {
+        TrackBuilder { encoder, samples, sps: None, pps: None, sync: Vec::new() }
+    }
+
+    /// Adds frames. The first one begins a group of pictures.
+    ///
+    /// # Errors
+    /// The encoder's; samples that cannot be kept.
+    pub(super) fn add(&mut self, frames: &[&[u8]]) -> Result<()> {
+        let (rate, refs) = (self.encoder.rate, self.encoder.config.num_ref_frames);
+        for unit in self.encoder.units(frames)? {
+            let index = self.samples.len();
             let mut sample = Vec::with_capacity(unit.len() + 8);
-            for nal in nal_units(unit) {
+            for nal in nal_units(&unit) {
                 match nal[0] & 31 {
-                    SPS => drop(sps.get_or_insert_with(|| with_video_usability(nal, rate, refs))),
-                    PPS => drop(pps.get_or_insert_with(|| nal.to_vec())),
+                    SPS => drop(self.sps.get_or_insert_with(|| with_video_usability(nal, rate, refs))),
+                    PPS => drop(self.pps.get_or_insert_with(|| nal.to_vec())),
                     kind => {
-                        if kind == IDR && sync.last() != Some(&index) {
-                            sync.push(index);
+                        if kind == IDR && self.sync.last() != Some(&index) {
+                            self.sync.push(index);
                         }
                         sample.extend((nal.len() as u32).to_be_bytes());
                         sample.extend(nal);
                     }
                 }
             }
-            samples.push(sample);
+            self.samples.push(&sample)?;
         }
-        let (Some(sps), Some(pps)) = (sps, pps) else {
+        Ok(())
+    }
+
+    /// The track of all frames.
+    ///
+    /// # Errors
+    /// No frame.
+    pub(super) fn finish(self) -> Result<Track> {
+        let (Some(sps), Some(pps)) = (self.sps, self.pps) else {
             return Err(failed("the stream has no parameter sets".into()));
         };
-        let (timescale, delta) = rate.timescale();
+        let (timescale, delta) = self.encoder.rate.timescale();
         // They are no larger: the encoder was made for them.
-        let [width, height] = [self.width, self.height].map(|size| yuv::even(size) as u16);
+        let [width, height] = [self.encoder.width, self.encoder.height].map(|size| yuv::even(size) as u16);
         Ok(Track {
             media: Media::H264 { width, height, sps, pps },
             timescale,
-            samples,
+            samples: self.samples,
             delta,
             last_delta: delta,
-            sync: Some(sync),
+            sync: Some(self.sync),
             skip: 0,
         })
     }

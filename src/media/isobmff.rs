@@ -2,7 +2,10 @@
 //!
 //! Box layouts are those of ISO/IEC 14496-12 (the boxes), -14 (`esds`) and -15 (`avcC`).
 
+use std::io::{self, Write};
+
 use super::error::{Error, Result};
+use super::samples::Samples;
 
 /// Codec of a track's samples, with its configuration.
 pub(super) enum Media {
@@ -28,7 +31,7 @@ pub(super) struct Track {
     /// Ticks a second.
     pub timescale: u32,
     /// Encoded samples in presentation order.
-    pub samples: Vec<Vec<u8>>,
+    pub samples: Samples,
     /// Ticks of every sample, but for the last.
     pub delta: u32,
     /// Ticks of the last sample.
@@ -59,14 +62,17 @@ struct Chunk {
     samples: std::ops::Range<usize>,
 }
 
-/// The file's bytes. The presentation is as long as its longest track.
-pub(super) fn write(tracks: &[Track]) -> Result<Vec<u8>> {
+/// Writes the file. The presentation is as long as its longest track.
+///
+/// # Errors
+/// What a file of this kind cannot hold, as [`Error::Container`]; `failed` of what cannot be written.
+pub(super) fn write(tracks: &[&Track], out: &mut impl Write, failed: impl FnOnce(io::Error) -> Error) -> Result<()> {
     // The audio rate, where there is audio, states the audio's length to the sample.
     let Some(timescale) = tracks.last().map(|t| t.timescale) else {
         return Err(Error::Container("no tracks".into()));
     };
     let chunks = interleave(tracks);
-    let payload: u64 = tracks.iter().flat_map(|t| &t.samples).map(|s| s.len() as u64).sum();
+    let payload: u64 = tracks.iter().map(|t| t.samples.bytes(0..t.samples.len())).sum();
     // Offsets have a fixed width, so the size of `moov` does not depend on them: lay out once to learn it.
     let header = |start: u64| -> Result<Vec<u8>> {
         let mut out = Out(Vec::new());
@@ -80,20 +86,18 @@ pub(super) fn write(tracks: &[Track]) -> Result<Vec<u8>> {
         Ok(out.0)
     };
     let start = header(0)?.len() as u64 + 8;
-    let mut bytes = header(start)?;
-    bytes.reserve(payload as usize + 8);
-    bytes.extend(fits(payload + 8, "the encoded clip is over 4 GiB")?.to_be_bytes());
-    bytes.extend(b"mdat");
-    for chunk in &chunks {
-        for sample in &tracks[chunk.track].samples[chunk.samples.clone()] {
-            bytes.extend(sample);
-        }
-    }
-    Ok(bytes)
+    let mut head = header(start)?;
+    head.extend(fits(payload + 8, "the encoded clip is over 4 GiB")?.to_be_bytes());
+    head.extend(b"mdat");
+    let mut all = || {
+        out.write_all(&head)?;
+        chunks.iter().try_for_each(|chunk| tracks[chunk.track].samples.write(chunk.samples.clone(), out))
+    };
+    all().map_err(failed)
 }
 
 /// Chunks of half a second, the tracks in turn: a player reads forward without seeking.
-fn interleave(tracks: &[Track]) -> Vec<Chunk> {
+fn interleave(tracks: &[&Track]) -> Vec<Chunk> {
     let mut chunks = Vec::new();
     let mut next = vec![0; tracks.len()];
     let mut window = 1u64;
@@ -165,7 +169,7 @@ impl Out {
     }
 }
 
-fn moov(out: &mut Out, tracks: &[Track], chunks: &[Chunk], timescale: u32, start: u64) -> Result<()> {
+fn moov(out: &mut Out, tracks: &[&Track], chunks: &[Chunk], timescale: u32, start: u64) -> Result<()> {
     let mut longest = 0;
     for track in tracks {
         longest = longest.max(rescale(track.shown(), track.timescale, timescale)?);
@@ -190,8 +194,8 @@ fn moov(out: &mut Out, tracks: &[Track], chunks: &[Chunk], timescale: u32, start
     })
 }
 
-fn trak(out: &mut Out, tracks: &[Track], index: usize, chunks: &[Chunk], timescale: u32, start: u64) -> Result<()> {
-    let track = &tracks[index];
+fn trak(out: &mut Out, tracks: &[&Track], index: usize, chunks: &[Chunk], timescale: u32, start: u64) -> Result<()> {
+    let track = tracks[index];
     let shown = rescale(track.shown(), track.timescale, timescale)?;
     out.nest(b"trak", |o| {
         // Flags: enabled, in the movie.
@@ -270,8 +274,8 @@ fn trak(out: &mut Out, tracks: &[Track], index: usize, chunks: &[Chunk], timesca
     })
 }
 
-fn stbl(out: &mut Out, tracks: &[Track], index: usize, chunks: &[Chunk], start: u64) -> Result<()> {
-    let track = &tracks[index];
+fn stbl(out: &mut Out, tracks: &[&Track], index: usize, chunks: &[Chunk], start: u64) -> Result<()> {
+    let track = tracks[index];
     let count = track.samples.len() as u32;
     out.nest(b"stbl", |o| {
         o.full(b"stsd", 0, |o| {
@@ -313,7 +317,7 @@ fn stbl(out: &mut Out, tracks: &[Track], index: usize, chunks: &[Chunk], start: 
                     runs.push((offsets.len() as u32, samples));
                 }
             }
-            at += tracks[chunk.track].samples[chunk.samples.clone()].iter().map(|s| s.len() as u64).sum::<u64>();
+            at += tracks[chunk.track].samples.bytes(chunk.samples.clone());
         }
         o.full(b"stsc", 0, |o| {
             o.u32(runs.len() as u32);
@@ -327,9 +331,7 @@ fn stbl(out: &mut Out, tracks: &[Track], index: usize, chunks: &[Chunk], start: 
         o.full(b"stsz", 0, |o| {
             o.u32(0);
             o.u32(count);
-            for sample in &track.samples {
-                o.u32(fits(sample.len() as u64, "a sample is over 4 GiB")?);
-            }
+            track.samples.sizes().for_each(|size| o.u32(size));
             Ok(())
         })?;
         o.full(b"stco", 0, |o| {
@@ -406,8 +408,8 @@ fn sample_entry(out: &mut Out, track: &Track) -> Result<()> {
 
 /// The MPEG-4 descriptors of an AAC stream; every length is below 128 and takes one byte.
 fn esds(out: &mut Out, track: &Track, config: &[u8]) {
-    let bytes: u64 = track.samples.iter().map(|s| s.len() as u64).sum();
-    let largest = track.samples.iter().map(|s| s.len() as u64).max().unwrap_or(0);
+    let bytes = track.samples.bytes(0..track.samples.len());
+    let largest = u64::from(track.samples.sizes().max().unwrap_or(0));
     let rate = |bytes: u64, ticks: u64| (bytes * 8 * u64::from(track.timescale) / ticks.max(1)) as u32;
     let config_len = config.len() as u8;
     out.0.extend([0x03, 3 + 2 + 13 + 2 + config_len + 3, 0, 0, 0]); // ES descriptor, stream 0 (the file names it)

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::audio::Audio;
 use super::encoder::{Encoder, choose};
-use super::error::Result;
+use super::error::{Error, Result};
 use super::frames::Frames;
 use super::options::Mp4Options;
 use super::rate::FrameRate;
@@ -56,15 +56,19 @@ pub fn write_encoded_mp4(
         }
         Encoder::Embedded => {
             let encode = || match encoded {
-                Some(video) => video.track(),
-                None => h264::encode(frames, rate, options.crf),
+                Some(_) => Ok(None),
+                None => h264::encode(frames, rate, options.crf).map(Some),
             };
             let (video, sound) = rayon::join(
                 || failpoint::within("encode", atomic::name(path), encode),
                 || audio.as_ref().map(|audio| aac::encode(audio, options.audio_bitrate)).transpose(),
             );
-            let tracks: Vec<_> = std::iter::once(video?).chain(sound?).collect();
-            atomic::write(path, &isobmff::write(&tracks)?, options.replace)?;
+            let (video, sound) = (video?, sound?);
+            let tracks: Vec<_> =
+                video.as_ref().or(encoded.map(EncodedVideo::track)).into_iter().chain(&sound).collect();
+            let mut bytes = Vec::new();
+            isobmff::write(&tracks, &mut bytes, Error::io("write", path))?;
+            atomic::write(path, &bytes, options.replace)?;
         }
     }
     Ok(encoder)

@@ -12,9 +12,14 @@ use super::frames::Frames;
 
 /// Writes each frame to `dir` as `frame_00000.png`, `frame_00001.png`, …, and returns the paths in order.
 pub fn write_png_frames(dir: &Path, frames: &Frames) -> Result<Vec<PathBuf>> {
+    write_png_frames_from(dir, frames, 0)
+}
+
+/// The same, the first frame with the number `first`.
+pub fn write_png_frames_from(dir: &Path, frames: &Frames, first: usize) -> Result<Vec<PathBuf>> {
     (0..frames.count())
         .map(|i| {
-            let path = dir.join(format!("frame_{i:05}.png"));
+            let path = dir.join(format!("frame_{:05}.png", first + i));
             write_png(&path, frames, i)?;
             Ok(path)
         })

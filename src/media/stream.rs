@@ -7,10 +7,11 @@ use std::thread::{Builder, JoinHandle};
 use super::encoder::{Encoder, choose};
 use super::error::{Error, Result};
 use super::frames::Frames;
-use super::h264::{FrameEncoder, GROUP};
+use super::h264::{FrameEncoder, GROUP, TrackBuilder};
 use super::isobmff::Track;
 use super::options::Mp4Options;
 use super::rate::FrameRate;
+use super::samples::Samples;
 
 /// A thread that encodes frames as they come. One piece waits at most: a faster decoder waits for the encoder.
 pub struct VideoStream {
@@ -20,9 +21,7 @@ pub struct VideoStream {
 
 /// Encoded frames, the same bytes as if they had been encoded at once.
 pub struct EncodedVideo {
-    encoder: FrameEncoder,
-    /// Access units, one a frame.
-    units: Vec<Vec<u8>>,
+    track: Track,
 }
 
 impl VideoStream {
@@ -34,12 +33,17 @@ impl VideoStream {
         if choose(options)? != Encoder::Embedded {
             return Ok(None);
         }
-        let encoder = FrameEncoder::new(first.width(), first.height(), FrameRate::from_f64(fps)?, options.crf)?;
+        VideoStream::embedded(first, FrameRate::from_f64(fps)?, options, Samples::in_memory()).map(Some)
+    }
+
+    /// The same by the encoder in this binary, into `samples`.
+    pub(super) fn embedded(first: &Frames, rate: FrameRate, options: &Mp4Options, samples: Samples) -> Result<Self> {
+        let encoder = FrameEncoder::new(first.width(), first.height(), rate, options.crf)?;
+        let track = TrackBuilder::new(encoder, samples);
         let (pieces, arrivals) = sync_channel(1);
-        let work = move || EncodedVideo::of(encoder, &arrivals);
-        let thread = Builder::new().name("encode".into()).spawn(work);
+        let thread = Builder::new().name("encode".into()).spawn(move || EncodedVideo::of(track, &arrivals));
         let failed = |e: std::io::Error| Error::Embedded { codec: "H.264", message: e.to_string() };
-        Ok(Some(VideoStream { pieces, thread: thread.map_err(failed)? }))
+        Ok(VideoStream { pieces, thread: thread.map_err(failed)? })
     }
 
     /// Adds the next frames. Those behind a failure are dropped: [`VideoStream::finish`] has it.
@@ -58,21 +62,20 @@ impl VideoStream {
 }
 
 impl EncodedVideo {
-    fn of(encoder: FrameEncoder, pieces: &Receiver<Frames>) -> Result<Self> {
-        let mut units = Vec::new();
+    fn of(mut track: TrackBuilder, pieces: &Receiver<Frames>) -> Result<Self> {
         // Frames of a group that is not complete.
         let mut rest: Vec<Vec<u8>> = Vec::new();
         for piece in pieces {
             let all: Vec<&[u8]> = rest.iter().map(Vec::as_slice).chain(piece.iter()).collect();
             let (whole, begun) = all.split_at(all.len() / GROUP * GROUP);
-            units.extend(encoder.units(whole)?);
+            track.add(whole)?;
             rest = begun.iter().map(|frame| frame.to_vec()).collect();
         }
-        units.extend(encoder.units(&rest.iter().map(Vec::as_slice).collect::<Vec<_>>())?);
-        Ok(EncodedVideo { encoder, units })
+        track.add(&rest.iter().map(Vec::as_slice).collect::<Vec<_>>())?;
+        Ok(EncodedVideo { track: track.finish()? })
     }
 
-    pub(super) fn track(&self) -> Result<Track> {
-        self.encoder.track(&self.units)
+    pub(super) fn track(&self) -> &Track {
+        &self.track
     }
 }

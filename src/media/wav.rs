@@ -83,22 +83,29 @@ fn integer(bytes: &[u8]) -> f32 {
 
 /// The bytes of the file.
 pub(super) fn wav_bytes(audio: &Audio, format: WavFormat) -> Result<Vec<u8>> {
-    let (channels, rate) = (audio.channels() as u32, audio.rate());
+    let mut bytes = wav_header(audio.channels(), audio.len(), audio.rate(), format)?;
+    bytes.extend(wav_samples(audio, format));
+    Ok(bytes)
+}
+
+/// The bytes before the samples, `len` a channel.
+pub(super) fn wav_header(channels: usize, len: usize, rate: u32, format: WavFormat) -> Result<Vec<u8>> {
+    let channels = channels as u32;
     let (tag, width): (u16, u32) = match format {
         WavFormat::Pcm16 => (1, 2),
         WavFormat::Float32 => (3, 4),
     };
     let block = channels * width;
     // RIFF counts bytes in 32 bits; the header after the size takes less than 100.
-    let data = u32::try_from(audio.len() as u64 * u64::from(block)).ok().filter(|&n| n < u32::MAX - 100);
+    let data = u32::try_from(len as u64 * u64::from(block)).ok().filter(|&n| n < u32::MAX - 100);
     let (Some(data), Some(second)) = (data, rate.checked_mul(block)) else {
-        let reason = format!("{} samples a channel do not fit the 4 GiB of a WAV file", audio.len());
-        return Err(Error::Audio { channels: audio.channels(), rate, reason });
+        let reason = format!("{len} samples a channel do not fit the 4 GiB of a WAV file");
+        return Err(Error::Audio { channels: channels as usize, rate, reason });
     };
     // Formats other than plain PCM carry an (empty) extension and a `fact` chunk with the sample count.
     let float = format == WavFormat::Float32;
     let header: u32 = if float { 4 + 8 + 18 + 8 + 4 + 8 } else { 4 + 8 + 16 + 8 };
-    let mut out = Vec::with_capacity((header + data) as usize + 8);
+    let mut out = Vec::with_capacity(header as usize + 8);
     out.extend(b"RIFF");
     out.extend((header + data).to_le_bytes());
     out.extend(b"WAVEfmt ");
@@ -113,10 +120,16 @@ pub(super) fn wav_bytes(audio: &Audio, format: WavFormat) -> Result<Vec<u8>> {
         out.extend(0u16.to_le_bytes());
         out.extend(b"fact");
         out.extend(4u32.to_le_bytes());
-        out.extend((audio.len() as u32).to_le_bytes());
+        out.extend((len as u32).to_le_bytes());
     }
     out.extend(b"data");
     out.extend(data.to_le_bytes());
+    Ok(out)
+}
+
+/// The bytes of samples, channel by channel at each instant.
+pub(super) fn wav_samples(audio: &Audio, format: WavFormat) -> Vec<u8> {
+    let mut out = Vec::with_capacity(4 * audio.channels() * audio.len());
     for instant in audio.samples().columns() {
         for &v in instant {
             match format {
@@ -129,7 +142,7 @@ pub(super) fn wav_bytes(audio: &Audio, format: WavFormat) -> Result<Vec<u8>> {
             }
         }
     }
-    Ok(out)
+    out
 }
 
 #[cfg(test)]

@@ -21,7 +21,7 @@ use crate::models::pixels::Pixels;
 use crate::models::upsampler::Upsampling;
 use crate::pipeline::call::Call;
 use crate::pipeline::clock::PhaseTime;
-use crate::pipeline::generate::given_clip;
+use crate::pipeline::generate::give;
 use crate::pipeline::model::Model;
 use crate::pipeline::options::{GenerateOptions, RunOptions};
 use crate::pipeline::packing::unpack;
@@ -107,7 +107,8 @@ pub(crate) fn bench(
         processes::compare(group, config, &options)?;
     }
     let model = Model::of(config)?;
-    let request = Request { clip: given_clip(config)?, ..model.request(config, job)? };
+    let mut request = model.request(config, job)?;
+    give(config, std::slice::from_mut(&mut request))?;
     if request.dfr.is_some() {
         let why = "bench: the pipeline dfr has keyframes in every pass; `generate --perf-json` times its phases";
         return Err(PipelineError::Usage(why.into()));

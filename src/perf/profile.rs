@@ -11,7 +11,7 @@ use crate::analysis::{Module, Trace, XSpace};
 use crate::config::{Config, Job};
 use crate::media::write_atomically;
 use crate::pipeline::executor::Executor;
-use crate::pipeline::generate::given_clip;
+use crate::pipeline::generate::give;
 use crate::pipeline::model::Model;
 use crate::pipeline::options::GenerateOptions;
 use crate::pipeline::processes;
@@ -19,7 +19,6 @@ use crate::pipeline::programs::ProgramKind;
 use crate::pipeline::session::Session;
 use crate::pipeline::{PipelineError, Result};
 use crate::pjrt::{Error, ProfileOptions, Profiler};
-use crate::request::Request;
 use crate::runtime::processes::{Group, host};
 use crate::runtime::{Executable, RuntimeError, flags};
 
@@ -66,7 +65,8 @@ pub(crate) fn profile(
     if !plugin.has_profiler() {
         return Err(RuntimeError::from(Error::NoProfiler { plugin: plugin.path().to_owned() }).into());
     }
-    let request = Request { clip: given_clip(config)?, ..runner.model.request(config, job)? };
+    let mut request = runner.model.request(config, job)?;
+    give(config, std::slice::from_mut(&mut request))?;
     let (first, _) = request.passes();
     let all = first.sigmas.len() - 1;
     if !(1..=all).contains(&steps) {

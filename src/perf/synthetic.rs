@@ -9,6 +9,7 @@ use crate::pipeline::Result;
 use crate::pipeline::batch::{Batch, DrawOrder};
 use crate::pipeline::call::Call;
 use crate::pipeline::calls::PassSpec;
+use crate::pipeline::condition_encoder::PassTokens;
 use crate::pipeline::conditions::ConditionTokens;
 use crate::pipeline::denoise_loop::{CallNoise, DenoiseLoop};
 use crate::pipeline::executor::{Executor, Inputs};
@@ -55,7 +56,8 @@ impl<'a> SyntheticInputs<'a> {
     /// The conditions of a pass, encoded.
     fn conditions(&self, runner: &mut Runner, request: &Request, shapes: &Shapes) -> Result<Option<ConditionTokens>> {
         let sound = runner.given(request)?;
-        runner.encode_conditions(request, shapes, None, sound.as_ref().map(|sound| &sound.tokens))
+        let tokens = PassTokens { sound: sound.as_ref().map(|sound| &sound.tokens), ..PassTokens::default() };
+        runner.encode_conditions(request, shapes, tokens)
     }
 
     /// Call of the program that computes the loop's step-invariant inputs.

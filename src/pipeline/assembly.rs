@@ -2,6 +2,7 @@
 
 use ndarray::{Array2, Array5, Axis as Dim, s};
 
+use crate::config::FRAME_STEP;
 use crate::media::{Clip, Frames, covering_clip};
 use crate::models::audio_vae::resample;
 use crate::request::{Assembly, Request};
@@ -22,7 +23,7 @@ pub(super) fn assemble(
     let fade = (FADE * rate as f64) as usize;
     match request.assembly {
         Assembly::None => (made, sound),
-        Assembly::Frames => (clip.frames.clone(), sound),
+        Assembly::Frames => (given_frames(request, clip), sound),
         Assembly::Before(overlap) => {
             let given = given_sound(clip, sound.nrows(), rate);
             let frames = joined(&resized(&clip.frames, request), &made, overlap);
@@ -38,6 +39,12 @@ pub(super) fn assemble(
             (frames, crossfade(&sound, &given, start, start, fade, samples(added + have)))
         }
     }
+}
+
+/// The given video's frames that get other sound: all where those that make whole latents are asked for, else the first ones.
+fn given_frames(request: &Request, clip: &Clip) -> Frames {
+    let all = (clip.frames.count() - 1) / FRAME_STEP * FRAME_STEP + 1;
+    if request.num_frames >= all { clip.frames.clone() } else { clip.frames.part(0..request.num_frames) }
 }
 
 /// The given video's samples, silence where it has none.

@@ -3,19 +3,17 @@
 
 use std::ops::Range;
 use std::path::Path;
-use std::sync::Arc;
 
 use ndarray::{Array3, Array4, Array5, Axis, s};
 
 use super::conditions::{AttentionWeights, ConditionTokens, StreamTokens};
 use super::error::{PipelineError, Result};
 use super::runner::Runner;
-use super::sound_encoder::given_sound;
 use super::tensors::fixed;
 use crate::av::Av;
 use crate::config;
 use crate::media::{self, Audio, Clip, Frames, RoundTrip};
-use crate::request::{Condition, Content, Placement, Request, Shapes, VideoPart};
+use crate::request::{Condition, Content, Placement, Request, Shapes, Shared, VideoPart};
 use crate::sampling::denoise::StreamRole;
 use crate::sampling::latents::{AudioShape, VideoShape, pack_audio};
 use crate::weights::Checkpoint;
@@ -23,14 +21,13 @@ use crate::weights::Checkpoint;
 /// Tensor of a dump with the sound's latents.
 const AUDIO_LATENTS: &str = "latents.audio";
 
-/// Fails where the file of a condition of a video of so many seconds cannot be used.
+/// Fails where the file of a condition cannot be used. A given video and a given sound are read before.
 ///
 /// # Errors
 /// The file and why.
-pub(crate) fn check(condition: &Condition, seconds: f64) -> Result<()> {
+pub(crate) fn check(condition: &Condition) -> Result<()> {
     match &condition.content {
         Content::Image { path, .. } => Ok(media::read_image(path).map(drop)?),
-        Content::Sound { path, start, duration } => given_sound(path, *start, *duration, seconds).map(drop),
         Content::AudioLatents { path } => audio_latents(path).map(drop),
         Content::Reference { path, mask } => {
             let needed = condition.reference_grid().ok_or_else(|| no_grid(path))?.source_frames();
@@ -40,8 +37,12 @@ pub(crate) fn check(condition: &Condition, seconds: f64) -> Result<()> {
                 _ => mask.iter().try_for_each(|path| frames(path).map(drop)),
             }
         }
-        // A given video is read before.
-        Content::Video(_) | Content::VideoSound { .. } | Content::Generated | Content::Carried(_) => Ok(()),
+        Content::Sound { .. }
+        | Content::Video(_)
+        | Content::VideoSound { .. }
+        | Content::Generated
+        | Content::Carried(_)
+        | Content::ClipEnd => Ok(()),
     }
 }
 
@@ -74,7 +75,7 @@ fn within(bounds: &Array4<f32>, span: Range<f64>) -> Result<Range<usize>> {
 }
 
 /// The given video of a request.
-fn clip(request: &Request) -> Result<Arc<Clip>> {
+fn clip(request: &Request) -> Result<Shared<Clip>> {
     request.clip.clone().ok_or_else(|| PipelineError::Usage("no video is given: request.video".into()))
 }
 
@@ -126,9 +127,19 @@ fn weights_by_place(mask: &Frames, group: usize, size: [usize; 2], latents: &Vid
     weights.into_iter().collect()
 }
 
+/// Tokens that who runs a pass has of its conditions, `[1 or b, n, c]`.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct PassTokens<'a> {
+    /// Of keyframes of the pass before.
+    pub(crate) keyframes: Option<&'a Array3<f32>>,
+    /// Of the sound that is given.
+    pub(crate) sound: Option<&'a Array3<f32>>,
+    /// Of the end of the clip before.
+    pub(crate) clip_end: Option<&'a Av<Array3<f32>>>,
+}
+
 impl Runner {
-    /// The conditions of a pass at its size; none without such. `carried` are the tokens of keyframes of the pass before,
-    /// `sound` those of the sound that is given.
+    /// The conditions of a pass at its size; none without such.
     ///
     /// # Errors
     /// A file that cannot be used; what is wrong with program or device.
@@ -136,8 +147,7 @@ impl Runner {
         &mut self,
         request: &Request,
         shapes: &Shapes,
-        carried: Option<&Array3<f32>>,
-        sound: Option<&Array3<f32>>,
+        given: PassTokens,
     ) -> Result<Option<ConditionTokens>> {
         if request.conditions.as_ref().into_iter().all(Vec::is_empty) {
             return Ok(None);
@@ -145,46 +155,34 @@ impl Runner {
         let levels = request.noise_levels();
         let c = &self.model.sizes.transformer;
         let channels = c.streams().map(|s| s.in_channels);
-        let videos = Av { video: carried.map_or(1, |carried| carried.dim().0), audio: 1 };
+        let ends = given.clip_end.map_or(Av::default(), |ends| ends.as_ref().map(Some));
+        let rows = |tokens: Option<&Array3<f32>>| tokens.map_or(1, |tokens| tokens.dim().0);
+        let videos = Av { video: rows(given.keyframes.or(ends.video)), audio: rows(ends.audio) };
         let streams = videos.zip(shapes.tokens.zip(channels));
         let mut streams = streams.map(|(videos, (n, channels))| StreamTokens::new(videos, n, channels));
-        let frame = shapes.frame_tokens();
         let own = Av { video: shapes.own_tokens(), audio: shapes.tokens.audio };
+        let first = Av { video: shapes.frame_tokens(), audio: 1 };
         let mut behind = shapes.own_tokens();
-        let all = streams.as_mut().zip(request.conditions.as_ref()).zip(request.roles.zip(own));
+        let all = streams.as_mut().zip(request.conditions.as_ref()).zip(request.roles.zip(own.zip(first)));
         let times = shapes.coords(&self.model.sizes, request.frame_rate);
-        let mut given = Av::default();
+        let mut kept = Av::default();
         let mut attention = AttentionWeights::new(shapes.own_tokens());
         let step = self.model.sizes.video_grid.temporal_compression;
-        for (((stream, conditions), (role, own)), (times, given)) in all.zip(times.zip(given.as_mut())) {
+        let all = all.zip(times.zip(kept.as_mut())).zip(ends);
+        for ((((stream, conditions), (role, (own, first))), (times, kept)), end) in all {
             for condition in conditions {
                 let tokens = match &condition.content {
-                    Content::Image { path, crf } => self.image_tokens(path, *crf, request)?,
-                    Content::Sound { .. } => {
-                        sound.cloned().ok_or_else(|| PipelineError::Bug("no sound is given".into()))?
-                    }
-                    Content::AudioLatents { path } => self.audio_tokens(path, &shapes.audio)?,
-                    Content::Video(part) => self.video_tokens(part, request)?,
-                    Content::Reference { path, .. } => self.reference_tokens(path, condition, request)?,
-                    Content::VideoSound { last, delay } => {
-                        let given = clip(request)?;
-                        let Some(sound) = clip_sound(&given, request, *last, *delay) else {
-                            if role == StreamRole::Denoised {
-                                continue;
-                            }
-                            return Err(PipelineError::Usage("the video has no sound that could be kept".into()));
-                        };
-                        self.encode_audio(&sound, shapes.audio.length)?
-                    }
-                    Content::Generated => Array3::zeros((1, frame, stream.clean.shape()[2])),
-                    Content::Carried(at) => {
-                        let none = || PipelineError::Bug(format!("keyframe {at} is not given with the pass"));
-                        let all = carried.filter(|all| all.dim().1 >= (at + 1) * frame).ok_or_else(none)?;
-                        all.slice(s![.., at * frame..(at + 1) * frame, ..]).to_owned()
-                    }
+                    Content::ClipEnd => end.cloned(),
+                    Content::Generated => Some(Array3::zeros((1, shapes.frame_tokens(), stream.clean.dim().2))),
+                    _ => self.known_tokens(condition, request, shapes, given)?,
+                };
+                let tokens = match tokens {
+                    Some(tokens) => tokens,
+                    None if role == StreamRole::Denoised => continue,
+                    None => return Err(PipelineError::Usage("the video has no sound that could be kept".into())),
                 };
                 if role == StreamRole::Kept {
-                    *given = Some(tokens);
+                    *kept = Some(tokens);
                     continue;
                 }
                 let level =
@@ -193,6 +191,7 @@ impl Runner {
                 let places: Vec<(Range<usize>, Range<usize>)> = match condition.placement {
                     Placement::First | Placement::Whole => vec![(0..n, 0..n)],
                     Placement::Last => vec![(0..n, own - n..own)],
+                    Placement::Second => vec![(0..n, first..first + n)],
                     Placement::Appended { .. } | Placement::Beside(_) => {
                         behind += n;
                         let latents = condition.appended(&shapes.video, step).unwrap_or(shapes.video);
@@ -213,7 +212,37 @@ impl Runner {
                 }
             }
         }
-        Ok(Some(ConditionTokens { levels, streams, given, attention: attention.finish() }))
+        Ok(Some(ConditionTokens { levels, streams, given: kept, attention: attention.finish() }))
+    }
+
+    /// Clean tokens of what is encoded, or given by who runs the pass; none of a sound that a video lacks.
+    fn known_tokens(
+        &mut self,
+        condition: &Condition,
+        request: &Request,
+        shapes: &Shapes,
+        given: PassTokens,
+    ) -> Result<Option<Array3<f32>>> {
+        Ok(Some(match &condition.content {
+            Content::Image { path, crf } => self.image_tokens(path, *crf, request)?,
+            Content::Sound { .. } => {
+                given.sound.cloned().ok_or_else(|| PipelineError::Bug("no sound is given".into()))?
+            }
+            Content::AudioLatents { path } => self.audio_tokens(path, &shapes.audio)?,
+            Content::Video(part) => self.video_tokens(part, request)?,
+            Content::Reference { path, .. } => self.reference_tokens(path, condition, request)?,
+            Content::VideoSound { last, delay } => match clip_sound(&*clip(request)?, request, *last, *delay) {
+                Some(sound) => self.encode_audio(&sound, shapes.audio.length)?,
+                None => return Ok(None),
+            },
+            Content::Carried(at) => {
+                let frame = shapes.frame_tokens();
+                let none = || PipelineError::Bug(format!("keyframe {at} is not given with the pass"));
+                let all = given.keyframes.filter(|all| all.dim().1 >= (at + 1) * frame).ok_or_else(none)?;
+                all.slice(s![.., at * frame..(at + 1) * frame, ..]).to_owned()
+            }
+            Content::Generated | Content::ClipEnd => return Ok(None),
+        }))
     }
 
     /// Audio latents of a file as normalised tokens `[1, n, c]`, as many as a pass has.

@@ -8,6 +8,7 @@ use ndarray::{Array3, ArrayD, Axis as Dim, Ix3, s};
 
 use super::batch::{DrawOrder, Dump};
 use super::calls::PassSpec;
+use super::condition_encoder::PassTokens;
 use super::conditions::ConditionTokens;
 use super::denoise_loop::{CallNoise, DenoiseLoop};
 use super::error::{PipelineError, Result};
@@ -103,9 +104,12 @@ impl Run<'_> {
     /// An image that cannot be used; what is wrong with program, parameters or device.
     pub(crate) fn begin<'r>(&mut self, request: &'r Request, before: Option<Before>, names: Names) -> Result<Pass<'r>> {
         let shapes = Shapes::of(&self.runner.model.sizes, request)?;
-        let carried = before.as_ref().and_then(|before| before.carried.as_ref());
-        let sound = self.sound.as_ref().map(|sound| &sound.tokens);
-        let conditions = self.runner.encode_conditions(request, &shapes, carried, sound)?;
+        let given = PassTokens {
+            keyframes: before.as_ref().and_then(|before| before.carried.as_ref()),
+            sound: self.sound.as_ref().map(|sound| &sound.tokens),
+            clip_end: self.clip_ends.as_ref().and_then(|ends| ends.before(names.phase)),
+        };
+        let conditions = self.runner.encode_conditions(request, &shapes, given)?;
         let sizes = &self.runner.model.sizes;
         let shape = request.denoise_shape(sizes, &shapes, self.batch.size());
         let order = DrawOrder::of(request, names.phase == Phase::Refine, self.runner.build.dtype);
@@ -178,6 +182,9 @@ impl Run<'_> {
         let generated = ndarray::concatenate(Dim(1), &frames).unwrap_or_else(|_| Array3::zeros((0, 0, 0)));
         if own < tokens.video.shape()[1] {
             tokens.video = tokens.video.slice(s![.., ..own, ..]).to_owned();
+        }
+        if let Some(ends) = &mut self.clip_ends {
+            ends.keep(pass.names.phase, tokens.as_ref(), &pass.shapes);
         }
         Ok(Denoised { tokens, generated })
     }

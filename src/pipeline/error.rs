@@ -39,6 +39,9 @@ pub enum PipelineError {
     /// Which process this is.
     #[error(transparent)]
     Launch(#[from] crate::runtime::processes::LaunchError),
+    /// A file that is given with a request and cannot be used.
+    #[error(transparent)]
+    Given(Box<PipelineError>),
     /// A request that the model cannot serve.
     #[error("{0}")]
     Usage(String),

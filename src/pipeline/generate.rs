@@ -1,7 +1,7 @@
 //! `generate`: every video of a configuration, with programs compiled and weights loaded once.
 
 use super::phase::Phase;
-use crate::request::Request;
+use crate::request::{Request, Shared};
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -13,9 +13,10 @@ use serde_json::{Value, json};
 
 pub use super::ahead::OnLoad;
 use super::batch::videos_at_once;
+use super::chain_writer::ChainWriter;
 use super::condition_encoder;
 use super::duration;
-use super::error::Result;
+use super::error::{PipelineError, Result};
 use super::model::Model;
 use super::options::{GenerateOptions, RunOptions};
 use super::processes;
@@ -23,6 +24,7 @@ use super::report::RunReport;
 use super::runner::Runner;
 use super::saved::Saving;
 use super::session::Session;
+use super::sound_encoder::sound_of;
 use super::text_to_video::Generated;
 pub use super::writer::Finished;
 use super::writer::{Made, Writer, Written, write_json};
@@ -65,12 +67,12 @@ pub fn generate(
     let config = &duration::resolve(config, &options.jobs, group)?;
     let model = Model::of(config)?;
     let (requests, inputs) = (requests(config, options, &model)?, inputs(config)?);
+    check_chain(&requests, options)?;
     let mut started = Instant::now();
     let mut session = Session::start(config, model, group)?;
     session.runner.executor.on_load(observer.on_load());
     session.plan(options.dump.is_some(), group)?;
-    let Session { config, mut runner, versions, first } = session;
-    let config = &config;
+    let (config, first) = (&session.config.clone(), session.first);
     let chunk = Some(options.progress_every.unwrap_or(INTERRUPT_EVERY));
     let dump_steps = options.dump_steps && options.dump.is_some();
     let encode = first.then(Mp4Options::default);
@@ -78,7 +80,7 @@ pub fn generate(
 
     let mut finished = Vec::new();
     let mut perf = Vec::new();
-    let size = videos_at_once(&runner.build.layout);
+    let size = videos_at_once(&session.runner.build.layout);
     let batches = options.jobs.chunks(size).zip(requests.chunks(size)).zip(options.outputs.chunks(size));
     thread::scope(|scope| -> Result<()> {
         let mut writer = Writer::new(scope, config, options);
@@ -90,9 +92,16 @@ pub fn generate(
             }
         };
         for ((jobs, requests), paths) in batches {
+            if requests[0].chain.is_some() {
+                let together = Together { jobs, requests, paths };
+                tell(chained(&mut session, options, &run, &together, &inputs, started, observer)?, observer);
+                session.runner.executor.reset_set_up_time();
+                started = Instant::now();
+                continue;
+            }
             if options.checkpoint_every.is_some() || options.resume {
                 let (every, resume) = (options.checkpoint_every, options.resume);
-                run.saving = Some(Saving::new(config, &runner.model, jobs, &paths[0], every, resume)?);
+                run.saving = Some(Saving::new(config, &session.runner.model, jobs, &paths[0], every, resume)?);
             }
             let mut failed = None;
             let mut watch = |phase: Phase, done: usize, total: usize| {
@@ -106,7 +115,7 @@ pub fn generate(
                 }
                 observer.progress(jobs, phase, done, total)
             };
-            let videos = runner.generate_batch(requests, &run, &mut watch);
+            let videos = session.runner.generate_batch(requests, &run, &mut watch);
             let made = started.elapsed();
             if let Some(error) = failed {
                 return Err(error);
@@ -114,18 +123,19 @@ pub fn generate(
             tell(writer.wait()?, observer);
             let videos = videos?;
             if first {
+                let Session { runner, versions, .. } = &session;
                 let model = runner.model.identity()?;
                 let of = |((job, path), generated): ((&Job, &PathBuf), Generated)| Made {
                     job: job.clone(),
                     path: path.clone(),
                     replace: options.force || again.contains(&path),
                     report: RunReport::of(&generated, &runner.executor, made),
-                    sidecar: config.output.sidecar.then(|| sidecar(config, job, &model, &inputs, &runner, &versions)),
+                    sidecar: config.output.sidecar.then(|| sidecar(config, job, &model, &inputs, runner, versions)),
                     generated,
                 };
                 writer.start(jobs.iter().zip(paths).zip(videos).map(of).collect(), run.saving.take());
             }
-            runner.executor.reset_set_up_time();
+            session.runner.executor.reset_set_up_time();
             started = Instant::now();
         }
         tell(writer.wait()?, observer);
@@ -141,6 +151,35 @@ pub fn generate(
     Ok(finished)
 }
 
+/// Videos that are made together.
+struct Together<'a> {
+    jobs: &'a [Job],
+    requests: &'a [Request],
+    paths: &'a [PathBuf],
+}
+
+/// Makes videos of several clips, which are written while they are made, and were `started` then.
+fn chained(
+    session: &mut Session,
+    options: &GenerateOptions,
+    run: &RunOptions,
+    together: &Together,
+    inputs: &Value,
+    started: Instant,
+    observer: &mut dyn Observer,
+) -> Result<Vec<Written>> {
+    let Together { jobs, requests, paths } = together;
+    let Session { config, runner, versions, first } = session;
+    let files = first.then(|| ChainWriter::new(config, options, &runner.model, jobs, paths, &requests[0]));
+    let mut files = files.transpose()?;
+    let mut watch = |phase: Phase, done: usize, total: usize| observer.progress(jobs, phase, done, total);
+    let mut each = |clips| files.as_mut().map_or(Ok(()), |files| files.add(clips));
+    runner.generate_chain(requests, run, &mut watch, &mut each)?;
+    let Some(files) = files else { return Ok(Vec::new()) };
+    let model = runner.model.identity()?;
+    files.finish(&runner.executor, started.elapsed(), |job| sidecar(config, job, &model, inputs, runner, versions))
+}
+
 /// Finds files that cannot be written before the model is opened.
 fn check_outputs(options: &GenerateOptions) -> Result<()> {
     let (outputs, others) = (options.outputs.iter(), options.dump.iter().chain(&options.perf_json));
@@ -148,25 +187,51 @@ fn check_outputs(options: &GenerateOptions) -> Result<()> {
     Ok(named.try_for_each(|path| media::check_writable(path))?)
 }
 
-/// Frames and sound of the video that a configuration gives, where it does.
+/// Gives requests the video and the sound that a configuration names, each read once.
 ///
 /// # Errors
-/// A video that cannot be read.
-pub(crate) fn given_clip(config: &Config) -> Result<Option<Arc<Clip>>> {
-    let path = config.request.video.as_ref().map(Path::new);
-    Ok(path.map(|path| Clip::read(path, Path::new("ffmpeg")).map(Arc::new)).transpose()?)
+/// A file that cannot be read.
+pub(crate) fn give(config: &Config, requests: &mut [Request]) -> Result<()> {
+    let given = |error| PipelineError::Given(Box::new(error));
+    if let Some(path) = &config.request.video {
+        let clip = Clip::read(Path::new(path), Path::new("ffmpeg")).map_err(|error| given(error.into()))?;
+        let clip = Shared::from(clip);
+        requests.iter_mut().for_each(|request| request.clip = Some(clip.clone()));
+    }
+    // All of them have the same one.
+    if let Some(sound) = requests.first().map(sound_of).transpose().map_err(given)?.flatten().map(Shared::from) {
+        requests.iter_mut().for_each(|request| request.sound = Some(sound.clone()));
+    }
+    Ok(())
+}
+
+/// Refuses what there is of a video of one clip only.
+fn check_chain(requests: &[Request], options: &GenerateOptions) -> Result<()> {
+    if requests.iter().all(|request| request.chain.is_none()) {
+        return Ok(());
+    }
+    let unserved = [
+        (options.dump.is_some(), "--dump: tensors of a video of several clips are not kept"),
+        (
+            options.checkpoint_every.is_some() || options.resume,
+            "--checkpoint-every and --resume: steps of a video of several clips are not kept, it begins anew",
+        ),
+    ];
+    match unserved.into_iter().find(|(asked, _)| *asked) {
+        Some((_, why)) => Err(PipelineError::Usage(format!("{why}; leave it out, or --chain (request.chain)"))),
+        None => Ok(()),
+    }
 }
 
 /// The requests of the jobs. Files that cannot be used are found before anything is loaded.
 fn requests(config: &Config, options: &GenerateOptions, model: &Model) -> Result<Vec<Request>> {
     let mut requests = options.jobs.iter().map(|job| model.request(config, job)).collect::<Result<Vec<Request>>>()?;
-    let clip = given_clip(config)?;
-    requests.iter_mut().for_each(|request| request.clip.clone_from(&clip));
-    let warning = requests.first().and_then(|r| beyond_training(r.output_frames(), r.output_rate()));
+    give(config, &mut requests)?;
+    let warning = requests.first().and_then(|r| beyond_training(config, r.output_frames(), r.output_rate()));
     warning.iter().for_each(|warning| tracing::warn!("{warning}"));
     for request in &requests {
         let mut all = request.conditions.as_ref().into_iter().flatten();
-        all.try_for_each(|condition| condition_encoder::check(condition, request.seconds()))?;
+        all.try_for_each(condition_encoder::check).map_err(|error| PipelineError::Given(Box::new(error)))?;
     }
     Ok(requests)
 }

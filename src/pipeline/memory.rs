@@ -12,7 +12,7 @@ use super::error::{PipelineError, Result};
 use super::executor::Executor;
 use super::programs::{ProgramKind, Programs, parameters};
 use super::residency::{Keep, work};
-use crate::config::{Config, NumFrames, Residency, Tiling, shipped_layouts};
+use crate::config::{Chain, Config, NumFrames, Residency, Tiling, shipped_layouts};
 use crate::models::Network;
 use crate::nn::Build;
 use crate::runtime::processes::Group;
@@ -207,9 +207,13 @@ fn shortage(plan: &Plan, config: &Config, executor: &Executor, build: &Build) ->
         (format!("--layout {layout}"), change)
     });
     // Numbers that the model does not take are refused before any program is written.
-    let frames = (1..config.request.num_frames.count().unwrap_or(1))
-        .rev()
-        .map(|n| (format!("--num-frames {n}"), changed(config, |c| c.request.num_frames = NumFrames::Count(n))));
+    let frames = (1..config.clip_frames().unwrap_or(1)).rev().map(|n| match &config.request.chain {
+        Some(chain) => {
+            let chain = Some(Chain { clip: n, ..chain.clone() });
+            (format!("--set request.chain.clip={n}"), changed(config, |c| c.request.chain = chain))
+        }
+        None => (format!("--num-frames {n}"), changed(config, |c| c.request.num_frames = NumFrames::Count(n))),
+    });
     let found = tiled
         .chain(layouts)
         .chain(frames)

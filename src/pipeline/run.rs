@@ -1,6 +1,7 @@
 //! A batch of requests on its way.
 
 use super::batch::{Batch, Dump, Noise};
+use super::clip_ends::ClipEnds;
 use super::clock::Clock;
 use super::options::RunOptions;
 use super::phase::Watch;
@@ -16,6 +17,8 @@ pub(crate) struct Run<'a> {
     pub(crate) noise: Noise,
     /// Sound that is given.
     pub(crate) sound: Option<GivenSound>,
+    /// Ends of the clip before, in whose place those of this one are put, of a video of several.
+    pub(crate) clip_ends: Option<&'a mut ClipEnds>,
     /// Times of the phases.
     pub(crate) clock: Clock,
     /// Intermediate tensors.

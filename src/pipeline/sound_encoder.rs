@@ -17,7 +17,7 @@ use crate::sampling::latents::pack_audio;
 ///
 /// # Errors
 /// A file that cannot be read, that has no sound, or none behind `start`.
-pub(crate) fn given_sound(path: &Path, start: f64, duration: Option<f64>, seconds: f64) -> Result<Audio> {
+fn given_sound(path: &Path, start: f64, duration: Option<f64>, seconds: f64) -> Result<Audio> {
     let heard = duration.unwrap_or(f64::INFINITY).min(seconds);
     let fault = |reason: String| PipelineError::File { path: path.into(), reason };
     let sound = media::read_sound(path, Path::new("ffmpeg"), Some(start + heard))?;
@@ -33,6 +33,19 @@ pub(crate) fn given_sound(path: &Path, start: f64, duration: Option<f64>, second
     }
     let samples = |seconds: f64| (seconds * rate).round_ties_even() as usize;
     Ok(sound.span(start, samples(heard)).span(0.0, samples(seconds)))
+}
+
+/// The sound that is given with a request, as long as its video.
+///
+/// # Errors
+/// A file that cannot be read, that has no sound, or none behind its start.
+pub(crate) fn sound_of(request: &Request) -> Result<Option<Audio>> {
+    let mut content = request.conditions.audio.iter().map(|condition| &condition.content);
+    let read = |content: &Content| match content {
+        Content::Sound { path, start, duration } => Some(given_sound(path, *start, *duration, request.seconds())),
+        _ => None,
+    };
+    content.find_map(read).transpose()
 }
 
 /// A sound that is given: what goes with the video, and its tokens.
@@ -64,14 +77,11 @@ impl Runner {
     /// # Errors
     /// A file that cannot be used; what is wrong with program or device.
     pub(crate) fn given(&mut self, request: &Request) -> Result<Option<GivenSound>> {
-        let content = request.conditions.audio.iter().map(|condition| &condition.content);
-        let Some((path, start, duration)) = content.into_iter().find_map(|content| match content {
-            Content::Sound { path, start, duration } => Some((path, *start, *duration)),
-            _ => None,
-        }) else {
-            return Ok(None);
+        let sound = match &request.sound {
+            Some(sound) => Some((**sound).clone()),
+            None => sound_of(request)?,
         };
-        let sound = given_sound(path, start, duration, request.seconds())?;
+        let Some(sound) = sound else { return Ok(None) };
         let count = Shapes::of(&self.model.sizes, request)?.audio.length;
         let tokens = self.encode_audio(&sound, count)?;
         let stereo = sound.with_channels(2);

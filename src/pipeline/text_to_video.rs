@@ -8,6 +8,7 @@ use ndarray::{Array2, Array3, Array4, Array5, ArrayD, Axis as Dim, Ix3, Ix5, Sli
 
 use super::assembly::assemble;
 use super::batch::{Batch, DrawOrder, Dump, split};
+use super::clip_ends::ClipEnds;
 use super::clock::{Clock, PhaseTime};
 use super::denoising::{Before, Denoised, FIRST, SECOND};
 use super::error::{PipelineError, Result};
@@ -36,6 +37,8 @@ type DecoderNoise = JoinHandle<Result<ArrayD<f32>>>;
 /// hash, [`sound`](Generated::sound) the samples as [`media`] writes them.
 pub struct Generated {
     pub frames: Frames,
+    /// Whether they are all of the given video's, as its file has them.
+    pub(crate) are_given: bool,
     /// Their encoder, where that began while they were decoded.
     pub(crate) stream: Option<VideoStream>,
     /// Samples `[channels, samples]`.
@@ -97,12 +100,28 @@ impl Runner {
         options: &RunOptions,
         watch: Watch,
     ) -> Result<Vec<Generated>> {
+        if requests.iter().any(|request| request.chain.is_some()) {
+            let why = "request.chain: a video of several clips is written as it is made, by `ltx2 generate` or \
+                       Runner::generate_chain; leave it out";
+            return Err(PipelineError::Usage(why.into()));
+        }
+        self.generate_clips(requests, None, options, watch)
+    }
+
+    /// The same of clips that start from the ends of those before, and leave theirs.
+    pub(super) fn generate_clips(
+        &mut self,
+        requests: &[Request],
+        clip_ends: Option<&mut ClipEnds>,
+        options: &RunOptions,
+        watch: Watch,
+    ) -> Result<Vec<Generated>> {
         let clock = Clock::start(&self.executor);
         let batch = Batch::new(requests, &self.build.layout)?;
         let dump = Dump::new(batch.asked(), options.dump);
         self.executor.enter(1)?;
         let sound = self.given(batch.shared())?;
-        Run { noise: batch.noise(), sound, runner: self, batch, clock, dump, options, watch }.finish()
+        Run { noise: batch.noise(), sound, runner: self, batch, clip_ends, clock, dump, options, watch }.finish()
     }
 }
 
@@ -203,6 +222,7 @@ impl Run<'_> {
         let each = videos.into_iter().zip(audios).zip(cut_tokens).zip(self.dump.finish());
         let made = each.map(|(((video, audio), cut_tokens), dump)| Generated {
             frames: video.frames,
+            are_given: false,
             stream: video.stream,
             audio: audio.index_axis_move(Dim(0), 0),
             sample_rate,
@@ -216,6 +236,8 @@ impl Run<'_> {
         let whole = made.map(|mut made| {
             if let Some(clip) = request.clip.as_ref().filter(|_| request.assembly != Assembly::None) {
                 (made.frames, made.audio) = assemble(request, clip, made.frames, made.audio, sample_rate);
+                let all = made.frames.count() == clip.frames.count();
+                made.are_given = all && request.assembly == Assembly::Frames;
             }
             made
         });

@@ -12,7 +12,7 @@ use super::options::GenerateOptions;
 use super::report::RunReport;
 use super::saved::Saving;
 use super::text_to_video::Generated;
-use crate::config::{Config, Job, Pipeline, sidecar_path};
+use crate::config::{Config, Job, sidecar_path};
 use crate::media::{self, Audio, EncodedVideo, Frames, Mp4Options, WavFormat};
 use crate::runtime::{Span, SpanKind};
 use crate::tensor::Tensor;
@@ -99,14 +99,29 @@ fn write(config: &Config, options: &GenerateOptions, mut made: Made) -> Result<W
     let since = Instant::now();
     let video = write_files(config, options, &mut made)?;
     let span = Span::until_now(SpanKind::Write, "mp4", since);
-    let Made { path, report, sidecar, .. } = made;
+    let Made { report, sidecar, .. } = made;
     let (table, figures) = report.end(span);
-    if let Some(mut sidecar) = sidecar {
-        sidecar["sha256"] = json!({"frames": video.frames_sha256, "samples": video.samples_sha256});
-        sidecar["timings"] = figures.clone();
-        write_json(&sidecar_path(&path), &sidecar)?;
+    if let Some(sidecar) = sidecar {
+        write_sidecar(sidecar, &video, &figures)?;
     }
     Ok(Written { video, table, figures })
+}
+
+/// Writes the sidecar of a video, with its hashes and times.
+pub(super) fn write_sidecar(mut sidecar: Value, video: &Finished, figures: &Value) -> Result<()> {
+    sidecar["sha256"] = json!({"frames": video.frames_sha256, "samples": video.samples_sha256});
+    sidecar["timings"] = figures.clone();
+    write_json(&sidecar_path(&video.path), &sidecar)
+}
+
+/// Where frames or sound of the video `path` go that were asked for at `asked`: there, or below it where there are several.
+pub(super) fn place_of(asked: &str, path: &Path, extension: &str, several: bool) -> PathBuf {
+    let mut name = path.file_stem().expect("a video is written to a named file").to_owned();
+    if !extension.is_empty() {
+        name.push(".");
+        name.push(extension);
+    }
+    if several { Path::new(asked).join(name) } else { asked.into() }
 }
 
 fn write_files(config: &Config, options: &GenerateOptions, made: &mut Made) -> Result<Finished> {
@@ -126,14 +141,11 @@ fn write_files(config: &Config, options: &GenerateOptions, made: &mut Made) -> R
     if let Err(error) = written {
         return Err(keep(error, path, frames, &audio));
     }
-    let name = Path::new(path.file_stem().expect("a video is written to a named file"));
     if let Some(folder) = config.output.save_frames.as_ref().filter(|_| frames.count() > 0) {
-        let folder = if several { Path::new(folder).join(name) } else { PathBuf::from(folder) };
-        media::write_png_frames(&folder, frames)?;
+        media::write_png_frames(&place_of(folder, path, "", several), frames)?;
     }
     if let Some(file) = &config.output.save_audio {
-        let file = if several { Path::new(file).join(name.with_extension("wav")) } else { PathBuf::from(file) };
-        media::write_wav(&file, &audio, WavFormat::Pcm16)?;
+        media::write_wav(&place_of(file, path, "wav", several), &audio, WavFormat::Pcm16)?;
     }
     if let Some(dump) = &options.dump {
         let file = match several {
@@ -163,7 +175,7 @@ fn write_video(
         media::write_wav(path, audio, WavFormat::Pcm16)?;
         return Ok(());
     }
-    let kept = config.request.video.as_ref().filter(|_| config.pipeline == Pipeline::VideoToAudio);
+    let kept = config.request.video.as_ref().filter(|_| generated.are_given);
     if let Some(source) = kept
         && media::write_frames_of(path, Path::new(source), frames.count(), rate, audio, options)?
     {

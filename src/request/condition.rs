@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::RequestError;
+use super::{Chain, RequestError};
 use crate::av::Av;
 use crate::config::{self, Config, Pipeline, Reference};
 use crate::sampling::latents::VideoShape;
@@ -63,6 +63,8 @@ pub enum Content {
     Generated,
     /// A keyframe of the pass before, by its place among those that it is given.
     Carried(usize),
+    /// Latents that the clip before ends with; nothing is known in the first clip.
+    ClipEnd,
 }
 
 /// Part of the given video as latents.
@@ -83,6 +85,8 @@ pub enum Placement {
     First,
     /// The stream's last own ones.
     Last,
+    /// Those behind the stream's first latent.
+    Second,
     /// All of the stream's own.
     Whole,
     /// Those of the stream's own that touch no part of a time span, of content as long as the stream.
@@ -234,6 +238,12 @@ impl Condition {
         Av { video: Condition::kept(video, Placement::Last), audio: Condition::kept(audio, heard) }
     }
 
+    /// The end of the clip before. Each latent covers eight frames, or four of the sound's spectrogram, so that none is put
+    /// in the first one's place, which covers a single one.
+    pub(crate) fn clip_end() -> Self {
+        Condition::kept(Content::ClipEnd, Placement::Second)
+    }
+
     /// The file that it comes from, where there is one.
     pub fn path(&self) -> Option<&Path> {
         match &self.content {
@@ -241,7 +251,11 @@ impl Condition {
             | Content::Sound { path, .. }
             | Content::AudioLatents { path }
             | Content::Reference { path, .. } => Some(path),
-            Content::Video(_) | Content::VideoSound { .. } | Content::Generated | Content::Carried(_) => None,
+            Content::Video(_)
+            | Content::VideoSound { .. }
+            | Content::Generated
+            | Content::Carried(_)
+            | Content::ClipEnd => None,
         }
     }
 
@@ -251,6 +265,7 @@ impl Condition {
             Placement::Appended { frame, span } => Some((frame, span)),
             Placement::First
             | Placement::Last
+            | Placement::Second
             | Placement::Whole
             | Placement::Outside { .. }
             | Placement::Beside(_)
@@ -330,7 +345,7 @@ pub(crate) fn conditions(config: &Config) -> Result<Av<Vec<Condition>>, RequestE
     let images = images.map(|image| Condition::image(image, image.crf(&config.conditioning), appended, span));
     let given = config.request.audio.iter().map(|given| Ok(Condition::sound(given)));
     let sound = given.chain(config.request.audio_latents.iter().map(Condition::audio_span));
-    let frames = config.request.num_frames.count().unwrap_or(1);
+    let frames = config.clip_frames().unwrap_or(1);
     // They are the first pass' own, which has half the frames before upsampling in time.
     let first = if config.doubles_frames() { (frames - 1) / 2 + 1 } else { frames };
     let slots = generated(config.conditioning.generated_keyframes, first)?.into_iter().map(Condition::generated);
@@ -338,9 +353,11 @@ pub(crate) fn conditions(config: &Config) -> Result<Av<Vec<Condition>>, RequestE
     // The last, as in both references: what is weighed attends to nothing that was appended before.
     let references = references.map(|given| Condition::reference(given, &config.conditioning));
     let kept = given_video(config, frames);
+    let chained =
+        config.request.num_frames.count().and_then(|all| Chain::of(config, all)).map(|_| Condition::clip_end());
     Ok(Av {
-        video: kept.video.into_iter().chain(images).chain(slots).chain(references).collect(),
-        audio: kept.audio.into_iter().map(Ok).chain(sound).collect::<Result<_, _>>()?,
+        video: kept.video.into_iter().chain(images).chain(slots).chain(chained.clone()).chain(references).collect(),
+        audio: kept.audio.into_iter().chain(chained).map(Ok).chain(sound).collect::<Result<_, _>>()?,
     })
 }
 

@@ -2,6 +2,7 @@
 //! files.
 
 mod canvas;
+mod chain;
 mod condition;
 mod dfr;
 mod diffusion_tiles;
@@ -9,6 +10,7 @@ mod error;
 mod guidance;
 mod resolve;
 mod shapes;
+mod shared;
 mod sizes;
 #[cfg(test)]
 mod tests;
@@ -16,6 +18,7 @@ mod tiling;
 mod upsampling;
 
 pub use canvas::{Canvas, KeyframeSource, TemporalTile};
+pub use chain::Chain;
 pub(crate) use condition::conditions;
 pub use condition::{Condition, Content, Placement, ReferenceGrid, Span, VideoPart};
 pub(crate) use dfr::Round;
@@ -27,18 +30,17 @@ pub use guidance::GuidanceTables;
 pub(crate) use guidance::branches;
 pub(crate) use resolve::{of_job, scheduler_of_another, sigmas};
 pub use shapes::Shapes;
+pub use shared::Shared;
 pub use sizes::ModelSizes;
 pub(crate) use sizes::coordinate_grids;
 pub(crate) use tiling::Tile;
 pub use tiling::Tiling;
 pub(crate) use upsampling::{UpsamplingStep, keyframe_step, upsampling_steps};
 
-use std::sync::Arc;
-
 use crate::av::Av;
 use crate::config;
 use crate::hlo::DType;
-use crate::media::Clip;
+use crate::media::{Audio, Clip};
 use crate::models::transformer::CrossTimestep;
 use crate::models::upsampler::Upsampling;
 use crate::sampling::denoise::{DenoiseShape, StreamRole};
@@ -99,9 +101,13 @@ pub struct Request {
     /// Whether noise is drawn, and dropped, for a stream that is kept: what is drawn later is then other noise (Lightricks).
     pub draws_kept: bool,
     /// Frames and sound of the given video, where they are at hand: what is encoded of it, programs do not depend on.
-    pub clip: Option<Arc<Clip>>,
+    pub clip: Option<Shared<Clip>>,
+    /// The given sound, as long as the video, where it is at hand.
+    pub sound: Option<Shared<Audio>>,
     /// Parts of the given video in the finished one.
     pub assembly: Assembly,
+    /// The video that it is the first clip of, where there are several.
+    pub chain: Option<Chain>,
     /// Known tokens of video and audio.
     pub conditions: Av<Vec<Condition>>,
     /// A second pass at this size; the first then has a smaller one.
@@ -168,6 +174,20 @@ impl Request {
     pub fn can_batch_with(&self, other: &Request) -> bool {
         let alike = Request { prompt: other.prompt.clone(), seed: other.seed, ..self.clone() };
         alike == *other
+    }
+
+    /// The request of clip `at` of a video of several, from 0; itself of any other. Conditioning images are the first one's alone.
+    #[must_use]
+    pub fn of_clip(&self, at: usize) -> Request {
+        let Some(chain) = &self.chain else { return self.clone() };
+        let mut own = Request { chain: None, seed: chain.seed(self.seed, at), ..self.clone() };
+        if at > 0 {
+            own.conditions.video.retain(|condition| !matches!(condition.content, Content::Image { .. }));
+        }
+        if let Some(prompt) = chain.prompt(at) {
+            own.prompt.clone_from(prompt);
+        }
+        own
     }
 
     /// The request of each pass: one of its own size, or a smaller one and one without guidance.

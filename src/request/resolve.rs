@@ -2,8 +2,8 @@
 
 use super::guidance::{all_scales, guidance, guider, roles};
 use super::{
-    Assembly, Canvas, Dfr, DfrForm, ModelSizes, NoiseOrder, Noising, RefinePass, Request, RequestError, Shapes, Tiling,
-    conditions,
+    Assembly, Canvas, Chain, Dfr, DfrForm, ModelSizes, NoiseOrder, Noising, RefinePass, Request, RequestError, Shapes,
+    Tiling, conditions,
 };
 use crate::av::Av;
 use crate::config::{self, Config, Dtype, Job, Pipeline, Reference};
@@ -91,6 +91,8 @@ pub(crate) fn of_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<R
         let why = "request.num_frames: auto is decided by `ltx2 generate` alone; give a number of frames";
         RequestError::Usage(why.into())
     })?;
+    let chain = Chain::of(config, num_frames);
+    let num_frames = chain.as_ref().map_or(num_frames, |chain| chain.clip);
     check_model(config, sizes, num_frames)?;
     let roles = roles(config);
     let (scales, guidance_steps) = guidance(config, roles);
@@ -135,7 +137,9 @@ pub(crate) fn of_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<R
         roles,
         draws_kept: true,
         clip: None,
+        sound: None,
         assembly: assembly(config),
+        chain,
         conditions: conditions(config)?,
         refine: refine(config)?,
         dfr,

@@ -163,6 +163,11 @@ pub(crate) struct AudioShape {
 }
 
 impl AudioGrid {
+    /// Latents a second.
+    pub(crate) fn per_second(&self) -> f64 {
+        self.sampling_rate as f64 / self.hop_length as f64 / self.temporal_compression as f64
+    }
+
     /// The latents that last as long as `num_frames` frames: the nearest count, ties to even (Python's `round`).
     ///
     /// # Errors
@@ -175,8 +180,7 @@ impl AudioGrid {
         frame_rate: f64,
     ) -> Result<AudioShape, SamplingError> {
         check_positive("frame_rate", frame_rate)?;
-        let per_second = self.sampling_rate as f64 / self.hop_length as f64 / self.temporal_compression as f64;
-        let length = (num_frames as f64 / frame_rate * per_second).round_ties_even() as usize;
+        let length = (num_frames as f64 / frame_rate * self.per_second()).round_ties_even() as usize;
         if length == 0 {
             return Err(SamplingError::NoAudio { num_frames, frame_rate });
         }

@@ -8,6 +8,7 @@ mod support;
 
 mod bench;
 mod cache;
+mod chain;
 mod compare;
 mod compile;
 mod compiler_crashes;

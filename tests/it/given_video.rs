@@ -2,13 +2,11 @@
 //! (scripts/oracle/cases_given_video.py): every step, and tokens that are kept bit for bit. Without compiled programs a test takes
 //! half a minute of one core: what is kept is data, so that retake, extend and video-to-audio of 1.0.0 share programs.
 
-use std::sync::Arc;
-
 use ltx2::Config;
 use ltx2::hlo::DType;
 use ltx2::media::{Audio, Clip, Frames, write_png_frames};
 use ltx2::pipeline::model::Model;
-use ltx2::request::Request;
+use ltx2::request::{Request, Shared};
 use ndarray::{Array2, Array4, Axis};
 
 use crate::layouts::{build, limit};
@@ -24,7 +22,7 @@ fn clip() -> Clip {
     Clip { frames: Frames::new(frames).expect("frames"), sound: Some(sound) }
 }
 
-fn request(case: &Case, model: &Model, clip: &Arc<Clip>) -> Request {
+fn request(case: &Case, model: &Model, clip: &Shared<Clip>) -> Request {
     let folder = tempfile::tempdir().expect("a folder");
     write_png_frames(folder.path(), &clip.frames).expect("written");
     let keys = case.scalars["common"].as_array().expect("settings").iter();
@@ -43,7 +41,7 @@ fn request(case: &Case, model: &Model, clip: &Arc<Clip>) -> Request {
 fn agrees(model: &str) {
     let (all, mut runner) = cases_of(&cpu(8), "given_video", model);
     assert_eq!(all.len(), 6);
-    let clip = Arc::new(clip());
+    let clip = Shared::from(clip());
     let mut largest = (0.0, String::new());
     for case in &all {
         let (request, limit) = (request(case, &runner.model, &clip), row(&case.name).f32());
@@ -126,7 +124,7 @@ fn every_layout_gives_what_one_device_gives() {
 #[needs(cpu)]
 fn what_is_given_stays_in_the_file() {
     let (all, mut runner) = cases_of(&cpu(8), "given_video", "tiny_a");
-    let clip = Arc::new(clip());
+    let clip = Shared::from(clip());
     let of = |name: &str| all.iter().find(|case| case.name.ends_with(name)).expect("a case");
     let request = |name: &str| request(of(name), &runner.model, &clip);
     let (extend, sound) = (request("_extend"), request("_video_to_audio"));

@@ -10,6 +10,7 @@ mod audio_to_video;
 mod batches;
 mod cache;
 mod cfg_bits;
+mod chain;
 mod conditions;
 mod context_parallel;
 mod dfr;

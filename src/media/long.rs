@@ -1,0 +1,153 @@
+//! An MP4 that is written while its frames and its sound are made, however long it gets: of both, memory holds a piece.
+
+use std::io::{BufWriter, Write};
+use std::panic::resume_unwind;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::thread::{Builder, JoinHandle};
+
+use ndarray::Array2;
+use sha2::{Digest, Sha256};
+use tempfile::NamedTempFile;
+
+use super::encoder::{Encoder, choose};
+use super::error::{Error, Result};
+use super::ffmpeg::{self, FrameSink};
+use super::frames::Frames;
+use super::options::Mp4Options;
+use super::rate::FrameRate;
+use super::samples::Samples;
+use super::sound_file::SoundFile;
+use super::stream::VideoStream;
+use super::wav::WavFormat;
+use super::{aac, atomic, isobmff};
+
+/// An MP4 on its way. Encoded frames and samples wait in files without names in its folder.
+pub struct LongMp4 {
+    path: PathBuf,
+    rate: FrameRate,
+    options: Mp4Options,
+    video: Video,
+    sound: SoundFile,
+    frames: usize,
+    /// Of the raw frames.
+    hash: Sha256,
+}
+
+enum Video {
+    Embedded(VideoStream),
+    /// A thread that hands frames to an ffmpeg, which encodes them without sound.
+    Ffmpeg {
+        pieces: SyncSender<Frames>,
+        thread: JoinHandle<Result<NamedTempFile>>,
+    },
+}
+
+/// Hashes of the raw frames and samples of a finished file.
+pub struct LongHashes {
+    /// SHA-256 of the raw frames.
+    pub frames: String,
+    /// SHA-256 of the raw samples.
+    pub samples: String,
+}
+
+impl LongMp4 {
+    /// Begins the file `path` of frames like `first`, `fps` a second, and sound of so many channels at a rate.
+    ///
+    /// # Errors
+    /// A rate or size that no video has; ffmpeg that is asked for and not there; a folder that cannot be written to.
+    pub fn start(
+        path: &Path,
+        first: &Frames,
+        fps: f64,
+        channels: usize,
+        sample_rate: u32,
+        options: &Mp4Options,
+    ) -> Result<Self> {
+        let rate = FrameRate::from_f64(fps)?;
+        let encoder = choose(options)?;
+        tracing::info!(path = %path.display(), %rate, "encoding with {encoder} while it is made");
+        let video = match encoder {
+            Encoder::Embedded => Video::Embedded(VideoStream::embedded(first, rate, options, Samples::beside(path)?)?),
+            Encoder::Ffmpeg(_) => by_ffmpeg(path, first, rate, options)?,
+        };
+        let sound = SoundFile::beside(path, channels, sample_rate)?;
+        let (path, options) = (path.into(), options.clone());
+        Ok(LongMp4 { path, rate, options, video, sound, frames: 0, hash: Sha256::new() })
+    }
+
+    /// Adds the next frames. Those behind a failure are dropped: [`LongMp4::finish`] has it.
+    pub fn push(&mut self, frames: Frames) {
+        self.frames += frames.count();
+        frames.iter().for_each(|frame| self.hash.update(frame));
+        match &self.video {
+            Video::Embedded(stream) => stream.push(frames),
+            Video::Ffmpeg { pieces, .. } => drop(pieces.send(frames)),
+        }
+    }
+
+    /// Adds the next samples `[channels, n]`.
+    ///
+    /// # Errors
+    /// A disk that is full.
+    pub fn push_sound(&mut self, samples: &Array2<f32>) -> Result<()> {
+        self.sound.push(samples)
+    }
+
+    /// Writes the sound so far as a WAV file too.
+    ///
+    /// # Errors
+    /// A file that cannot be written.
+    pub fn write_wav(&self, path: &Path, format: WavFormat) -> Result<()> {
+        self.sound.write_wav(path, self.sound.len(), format)
+    }
+
+    /// Waits for the encoder and writes the file, whole or not at all. The sound is trimmed or padded with silence to the frames'
+    /// length.
+    ///
+    /// # Errors
+    /// The encoder's; a file that cannot be written.
+    pub fn finish(self) -> Result<LongHashes> {
+        let LongMp4 { path, rate, options, video, sound, frames, hash } = self;
+        let len = rate.samples(frames, sound.rate());
+        let target = match video {
+            Video::Embedded(stream) => {
+                let video = stream.finish()?;
+                let (channels, rate) = (sound.channels(), sound.rate());
+                let samples = Samples::beside(&path)?;
+                let audio = aac::encode_blocks(sound.blocks(len), channels, rate, options.audio_bitrate, samples)?;
+                let target = atomic::beside(&path, ".part")?;
+                let mut out = BufWriter::new(target.as_file());
+                isobmff::write(&[video.track(), &audio], &mut out, Error::io("write", &path))?;
+                out.flush().map_err(Error::io("write", &path))?;
+                drop(out);
+                target
+            }
+            Video::Ffmpeg { pieces, thread } => {
+                drop(pieces);
+                let video = thread.join().unwrap_or_else(|panic| resume_unwind(panic))?;
+                let mut wav = atomic::beside(&path, ".wav")?;
+                sound.write_wav_into(wav.as_file_mut(), &path, len, WavFormat::Float32)?;
+                let target = atomic::beside(&path, ".mp4")?;
+                ffmpeg::copy_with_sound(target.path(), &path, video.path(), wav.path(), &options)?;
+                target
+            }
+        };
+        let hashes = LongHashes { frames: hex::encode(hash.finalize()), samples: sound.sha256()? };
+        atomic::persist(target, &path, options.replace)?;
+        Ok(hashes)
+    }
+}
+
+fn by_ffmpeg(path: &Path, first: &Frames, rate: FrameRate, options: &Mp4Options) -> Result<Video> {
+    let target = atomic::beside(path, ".mp4")?;
+    let mut sink = FrameSink::start(target.path(), path, first, rate, None, options)?;
+    let (pieces, arrivals) = sync_channel::<Frames>(1);
+    let work = move || {
+        arrivals.iter().for_each(|piece| sink.push(&piece));
+        sink.finish().map(|()| target)
+    };
+    let thread = Builder::new().name("encode".into()).spawn(work);
+    let thread = thread.map_err(|e| Error::FfmpegMissing { reason: format!("no thread for it: {e}") })?;
+    Ok(Video::Ffmpeg { pieces, thread })
+}

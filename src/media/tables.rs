@@ -1,0 +1,163 @@
+//! Size and times of an MP4's frames by its tables (ISO/IEC 14496-12, 8.5 and 8.6): nothing is decoded, and no ffmpeg is needed.
+
+use std::io;
+use std::path::Path;
+
+use super::edit_list::{boxes, movie, number, timescale, within};
+
+/// Size of a video, and the ticks at which its frames are shown, in their order.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Tables {
+    pub(super) width: usize,
+    pub(super) height: usize,
+    pub(super) times: Vec<i64>,
+    /// Ticks a second.
+    pub(super) timescale: usize,
+}
+
+/// The tables of an MP4's first video track; none of any other file, and where more than they say decides which frames are shown:
+/// fragments, an edit list that cuts, several codecs.
+///
+/// # Errors
+/// A file that cannot be read.
+pub(super) fn of_file(path: &Path) -> io::Result<Option<Tables>> {
+    Ok(movie(path)?.and_then(|movie| of_movie(&movie)))
+}
+
+fn of_movie(movie: &[u8]) -> Option<Tables> {
+    if within(movie, &[b"mvex"]).is_some() {
+        return None;
+    }
+    let is_video = |track: &[u8]| within(track, &[b"mdia", b"hdlr"]).and_then(|h| h.get(8..12)) == Some(b"vide");
+    let track = boxes(movie).find(|(name, body)| name == b"trak" && is_video(body))?.1;
+    let ticks = timescale(within(track, &[b"mdia", b"mdhd"])?)?;
+    let table = within(track, &[b"mdia", b"minf", b"stbl"])?;
+    let described = within(table, &[b"stsd"])?;
+    if number(described.get(4..8)?) != 1 {
+        return None;
+    }
+    // Behind the head of the list and of its entry, and 24 bytes of that.
+    let size = |at: usize| described.get(at..at + 2).map(|b| usize::from(u16::from_be_bytes([b[0], b[1]])));
+    let (width, height) = (size(40)?, size(42)?);
+    let mut times = shown(table)?;
+    times.sort_unstable();
+    let [first, .., last] = times[..] else { return None };
+    let scale = timescale(within(movie, &[b"mvhd"])?)?;
+    let cuts = within(track, &[b"edts", b"elst"]).is_some_and(|list| cuts(list, first, last, ticks / scale));
+    (!cuts && width > 0 && height > 0).then_some(Tables { width, height, times, timescale: ticks as usize })
+}
+
+/// Times of a table's frames in the order in which they are stored.
+fn shown(table: &[u8]) -> Option<Vec<i64>> {
+    let sizes = within(table, &[b"stsz"])?;
+    let count = number(sizes.get(8..12)?) as usize;
+    // Each frame has a size of its own: a damaged number does not ask for more memory than the file is long.
+    sizes.get(12..)?.get(..count.checked_mul(4)?)?;
+    let delta = |entry: &[u8]| i64::from(number(entry));
+    // A frame may be shown before its own time: offsets are signed, whatever the version says.
+    let offset = |entry: &[u8]| i64::from(number(entry) as i32);
+    let deltas = runs(within(table, &[b"stts"])?, count, delta)?;
+    let offsets = match within(table, &[b"ctts"]) {
+        Some(list) => runs(list, count, offset)?,
+        None => vec![0; count],
+    };
+    let mut end = 0;
+    let starts = deltas.iter().map(|delta| {
+        end += delta;
+        end - delta
+    });
+    Some(starts.zip(offsets).map(|(start, offset)| start + offset).collect())
+}
+
+/// A value for each of `count` frames, from runs of equal ones; none where the runs say of other numbers.
+fn runs(list: &[u8], count: usize, value: impl Fn(&[u8]) -> i64) -> Option<Vec<i64>> {
+    let mut all = Vec::new();
+    for run in list.get(8..)?.chunks_exact(8).take(number(list.get(4..8)?) as usize) {
+        let length = number(run) as usize;
+        if length > count - all.len() {
+            return None;
+        }
+        all.extend(std::iter::repeat_n(value(&run[4..]), length));
+    }
+    (all.len() == count).then_some(all)
+}
+
+/// Whether an edit list leaves out one of the frames between two times; `ratio` is the track's ticks to the movie's.
+fn cuts(list: &[u8], first: i64, last: i64, ratio: f64) -> bool {
+    let wide = list.first() == Some(&1);
+    let entries = list.get(8..).unwrap_or(&[]).chunks_exact(if wide { 20 } else { 12 });
+    let long = |b: &[u8]| b.iter().take(8).fold(0u64, |sum, byte| sum << 8 | u64::from(*byte));
+    let each = entries.map(|e| match wide {
+        true => (long(&e[..8]), long(&e[8..16]) as i64),
+        false => (u64::from(number(&e[..4])), i64::from(number(&e[4..8]) as i32)),
+    });
+    // One that starts at -1 delays what follows.
+    let edits: Vec<(u64, i64)> = each.filter(|(_, start)| *start >= 0).collect();
+    match edits[..] {
+        [] => false,
+        [(length, start)] => start > first || (length > 0 && start as f64 + length as f64 * ratio <= last as f64),
+        _ => true,
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use ndarray::Array4;
+
+    use super::*;
+    use crate::media::{EncoderChoice, Frames, Mp4Options, write_mp4};
+
+    fn words(all: &[i32]) -> Vec<u8> {
+        all.iter().flat_map(|word| word.to_be_bytes()).collect()
+    }
+
+    fn boxed(name: &[u8; 4], body: &[u8]) -> Vec<u8> {
+        [&(body.len() as u32 + 8).to_be_bytes()[..], name, body].concat()
+    }
+
+    #[test]
+    fn an_mp4_says_its_frames_without_a_decoder() {
+        let file = tempfile::Builder::new().suffix(".mp4").tempfile().unwrap();
+        let frames = Frames::new(Array4::zeros((9, 48, 70, 3))).unwrap();
+        let options = Mp4Options { encoder: EncoderChoice::Embedded, ..Mp4Options::default() };
+        write_mp4(file.path(), &frames, 23.976, None, &options).unwrap();
+        let tables = of_file(file.path()).unwrap().unwrap();
+        assert_eq!((tables.width, tables.height, tables.times.len()), (70, 48, 9));
+        let each = tables.timescale as f64 * 1001.0 / 24000.0;
+        assert!(tables.times.iter().enumerate().all(|(n, t)| (*t as f64 - n as f64 * each).abs() < 0.5), "{tables:?}");
+        // A header that is cut says nothing, or as much as it holds.
+        let whole = movie(file.path()).unwrap().unwrap();
+        (0..whole.len()).for_each(|cut| drop(of_movie(&whole[..cut])));
+        std::fs::write(file.path(), b"RIFF").unwrap();
+        assert_eq!(of_file(file.path()).unwrap(), None);
+    }
+
+    /// Frames that are stored in another order than they are shown in, and edit lists that leave all of them or not.
+    #[test]
+    fn frames_that_are_shown_later_and_edits_that_cut() {
+        let entry = [&words(&[0, 0, 0, 0, 0, 0])[..], &[0, 96, 0, 64], &[0; 50]].concat();
+        let described = [words(&[0, 1]), boxed(b"avc1", &entry)].concat();
+        let table = [
+            boxed(b"stsd", &described),
+            boxed(b"stsz", &words(&[0, 0, 4, 10, 20, 30, 40])),
+            boxed(b"stts", &words(&[0, 1, 4, 512])),
+            boxed(b"ctts", &words(&[0, 3, 1, 1024, 1, 2048, 2, 512])),
+        ];
+        let handler = boxed(b"hdlr", &[&words(&[0, 0])[..], b"vide"].concat());
+        let header = boxed(b"mdhd", &words(&[0, 0, 0, 12288]));
+        let media = boxed(b"mdia", &[header, handler, boxed(b"minf", &boxed(b"stbl", &table.concat()))].concat());
+        let with = |edits: &[i32]| {
+            let list = boxed(b"edts", &boxed(b"elst", &words(&[&[0, edits.len() as i32 / 3][..], edits].concat())));
+            let track = [media.clone(), if edits.is_empty() { Vec::new() } else { list }].concat();
+            of_movie(&[boxed(b"mvhd", &words(&[0, 0, 0, 1000])), boxed(b"trak", &track)].concat())
+        };
+        let all = with(&[]).unwrap();
+        assert_eq!((all.width, all.height, all.timescale), (96, 64, 12288));
+        assert_eq!(all.times, [1024, 1536, 2048, 2560]);
+        assert_eq!(with(&[167, 1024, 1 << 16]), Some(Tables { times: all.times.clone(), ..all }));
+        assert!(with(&[500, -1, 1 << 16, 167, 1024, 1 << 16]).is_some(), "a delay");
+        assert!(with(&[167, 1536, 1 << 16]).is_none() && with(&[80, 1024, 1 << 16]).is_none(), "cut");
+        assert!(with(&[80, 1024, 1 << 16, 80, 2048, 1 << 16]).is_none(), "a film");
+    }
+}

@@ -1,0 +1,216 @@
+//! Videos of several clips: each clip starts from the latents of the end of the one before, and what both show is joined.
+
+use ndarray::{Array2, Array4, Axis as Dim, Slice, s};
+
+use super::clip_ends::ClipEnds;
+use super::error::{PipelineError, Result};
+use super::model::Model;
+use super::options::RunOptions;
+use super::phase::{Phase, Watch};
+use super::runner::Runner;
+use super::text_to_video::Generated;
+use crate::media::Frames;
+use crate::request::{Chain, Request};
+
+/// Seconds over which the sound of one clip becomes that of the next.
+const FADE: f64 = 0.02;
+
+impl Runner {
+    /// Makes the clips of videos that differ in prompt and seed only, one after the other. `each` takes a clip of every video, which
+    /// [`Join`] joins to those before.
+    ///
+    /// # Errors
+    /// As [`Runner::generate`]; requests without [`Request::chain`]; those of `each`.
+    pub fn generate_chain(
+        &mut self,
+        requests: &[Request],
+        options: &RunOptions,
+        watch: Watch,
+        each: &mut dyn FnMut(Vec<Generated>) -> Result<()>,
+    ) -> Result<()> {
+        let one =
+            || PipelineError::Input("a video of several clips needs request.chain, and more frames than a clip".into());
+        let first = requests.first().ok_or_else(one)?;
+        let chain = first.chain.clone().ok_or_else(one)?;
+        // What is joined to other frames is encoded with them.
+        let options = &RunOptions { encode: None, ..options.clone() };
+        let mut ends = ClipEnds::default();
+        let clips = chain.clips();
+        for at in 0..clips {
+            let own: Vec<Request> = requests.iter().map(|request| request.of_clip(at)).collect();
+            ends.enter(&chain, at, &self.model.sizes, first.frame_rate);
+            let mut of_all = |phase: Phase, done, total| watch(phase, at * total + done, clips * total);
+            each(self.generate_clips(&own, Some(&mut ends), options, &mut of_all)?)?;
+        }
+        Ok(())
+    }
+}
+
+/// The part of a video that no later clip changes.
+pub struct Piece {
+    pub frames: Frames,
+    /// Samples `[channels, n]`.
+    pub sound: Array2<f32>,
+}
+
+/// Clips of a video, joined as they come. It holds what the next one may change: the frames that both have, and a clip's sound.
+pub struct Join {
+    chain: Chain,
+    /// First sample of each clip, and of the one behind the last.
+    starts: Vec<usize>,
+    /// Samples of the whole.
+    samples: usize,
+    fade: usize,
+    /// Clips so far.
+    clips: usize,
+    /// Frames that are given away.
+    shown: usize,
+    /// The last clip's frames from there on.
+    frames: Option<Frames>,
+    /// Samples that are given away.
+    heard: usize,
+    /// The last clip's samples from there on.
+    sound: Array2<f32>,
+}
+
+impl Join {
+    /// No clip yet of a video of these clips.
+    pub fn new(chain: &Chain, model: &Model, frame_rate: f64) -> Self {
+        let (grid, rate) = (&model.sizes.audio_grid, model.sample_rate as f64);
+        let sample = |latent: usize| (latent as f64 / grid.per_second() * rate).round() as usize;
+        Join {
+            starts: (0..chain.clips()).map(|at| sample(chain.audio_start(at, grid, frame_rate))).collect(),
+            samples: (chain.frames as f64 / frame_rate * rate).round_ties_even() as usize,
+            fade: (FADE * rate) as usize,
+            chain: chain.clone(),
+            clips: 0,
+            shown: 0,
+            frames: None,
+            heard: 0,
+            sound: Array2::zeros((0, 0)),
+        }
+    }
+
+    /// Adds the next clip; the part that is whole now, to the video's end behind the last.
+    pub fn add(&mut self, frames: Frames, sound: Array2<f32>) -> Piece {
+        let at = self.clips;
+        self.clips += 1;
+        let is_last = self.clips == self.chain.clips();
+        let frames = match self.frames.take() {
+            None => frames,
+            Some(before) => blended(&before, &frames),
+        };
+        let whole = if is_last { self.chain.frames - self.shown } else { self.chain.step() };
+        self.shown += whole;
+        if !is_last {
+            self.frames = Some(frames.part(whole..frames.count()));
+        }
+        Piece { frames: frames.part(0..whole), sound: self.add_sound(at, sound, is_last) }
+    }
+
+    fn add_sound(&mut self, at: usize, sound: Array2<f32>, is_last: bool) -> Array2<f32> {
+        let left = self.samples.saturating_sub(self.heard);
+        let mut whole = Vec::new();
+        if at > 0 {
+            // Both know what is in the middle of what both have; at their ends less is known of what is around.
+            let (start, end) = (self.starts[at], self.heard + self.sound.ncols());
+            let fade = self.fade.min(end.saturating_sub(start));
+            let middle = (start + end.saturating_sub(fade)) / 2;
+            let before = self.sound.slice(s![.., ..middle - self.heard]);
+            let both = self.sound.slice(s![.., middle - self.heard..middle - self.heard + fade]);
+            let own = sound.slice(s![.., middle - start..middle - start + fade]);
+            let crossed = Array2::from_shape_fn(own.dim(), |(channel, n)| {
+                let part = (n as f32 + 0.5) / fade as f32;
+                both[[channel, n]] * (1.0 - part) + own[[channel, n]] * part
+            });
+            whole.extend([before.to_owned(), crossed]);
+            self.sound = sound.slice(s![.., middle - start + fade..]).to_owned();
+            self.heard = middle + fade;
+        } else {
+            self.sound = sound;
+        }
+        let channels = self.sound.nrows();
+        if is_last {
+            whole.extend([std::mem::take(&mut self.sound), Array2::zeros((channels, left))]);
+        }
+        let views: Vec<_> = whole.iter().map(|part| part.view()).collect();
+        let mut whole = ndarray::concatenate(Dim(1), &views).unwrap_or_else(|_| Array2::zeros((channels, 0)));
+        if is_last {
+            whole.slice_axis_inplace(Dim(1), Slice::from(..left));
+        }
+        whole
+    }
+}
+
+/// Frames of a clip whose first ones turn from those of `before` into its own: as where tiles of a video meet. Latents of both are
+/// the same there, but for the first frame's.
+fn blended(before: &Frames, own: &Frames) -> Frames {
+    let n = before.count();
+    let mut all: Array4<u8> = own.data().clone();
+    let both = all.slice_mut(s![..n, .., .., ..]);
+    ndarray::Zip::indexed(both).and(before.data()).for_each(|(frame, ..), own, before| {
+        let sum = usize::from(*before) * (n - frame) + usize::from(*own) * frame;
+        *own = ((sum + n / 2) / n) as u8;
+    });
+    Frames::new(all).expect("a clip has frames")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn join(chain: Chain, starts: &[usize], samples: usize, fade: usize) -> Join {
+        let (frames, sound) = (None, Array2::zeros((0, 0)));
+        Join { chain, starts: starts.into(), samples, fade, clips: 0, shown: 0, frames, heard: 0, sound }
+    }
+
+    fn frames(range: std::ops::Range<usize>) -> Frames {
+        Frames::new(Array4::from_shape_fn((range.len(), 1, 2, 3), |(f, ..)| (range.start + f) as u8)).expect("frames")
+    }
+
+    /// Clips that agree where they overlap are joined to what they are parts of; a piece is out before the next clip is in.
+    #[test]
+    fn clips_of_one_video_are_that_video() {
+        let chain = Chain { frames: 41, clip: 17, overlap: 9, prompts: Vec::new() };
+        assert_eq!((chain.clips(), chain.step()), (4, 8));
+        // A clip is 400 samples long; starts are not quite where its frames are.
+        let whole = Array2::from_shape_fn((2, 1200), |(c, n)| ((n * 7 + c) as f32 * 0.1).sin());
+        let starts = [0, 190, 400, 600];
+        let mut join = join(chain, &starts, 1010, 20);
+        let (mut count, mut sound) = (Vec::new(), Vec::new());
+        for (at, start) in starts.into_iter().enumerate() {
+            let piece = join.add(frames(8 * at..8 * at + 17), whole.slice(s![.., start..start + 400]).to_owned());
+            let first: usize = count.iter().sum();
+            assert_eq!(piece.frames, frames(first..first + piece.frames.count()));
+            count.push(piece.frames.count());
+            sound.push(piece.sound);
+        }
+        assert_eq!(count, [8, 8, 8, 17]);
+        let views: Vec<_> = sound.iter().map(|s| s.view()).collect();
+        let made = ndarray::concatenate(Dim(1), &views).expect("two channels");
+        // The last clip ends at sample 1000; silence follows.
+        assert_eq!(made.dim(), (2, 1010));
+        let off = |from: usize, to: usize| {
+            let pair = &made.slice(s![.., from..to]) - &whole.slice(s![.., from..to]);
+            pair.iter().fold(0.0f32, |most, x| most.max(x.abs()))
+        };
+        assert!(off(0, 1000) < 1e-6, "{}", off(0, 1000));
+        assert!(made.slice(s![.., 1000..]).iter().all(|sample| *sample == 0.0));
+    }
+
+    /// Clips that differ are crossed over linearly: frames over all that both have, sound within the fade.
+    #[test]
+    fn clips_that_differ_turn_into_each_other() {
+        let chain = Chain { frames: 25, clip: 17, overlap: 9, prompts: Vec::new() };
+        let mut join = join(chain, &[0, 200], 600, 20);
+        let flat = |value: u8| Frames::new(Array4::from_elem((17, 1, 1, 3), value)).expect("frames");
+        let first = join.add(flat(0), Array2::from_elem((1, 400), -1.0));
+        let second = join.add(flat(90), Array2::from_elem((1, 400), 1.0));
+        assert_eq!((first.frames.count(), first.sound.ncols()), (8, 0));
+        let shown: Vec<u8> = second.frames.data().slice(s![.., 0, 0, 0]).to_vec();
+        assert_eq!(shown[..10], [0, 10, 20, 30, 40, 50, 60, 70, 80, 90]);
+        let heard = second.sound.row(0).to_vec();
+        assert_eq!((heard.len(), heard[289], heard[310]), (600, -1.0, 1.0));
+        assert!(heard.windows(2).all(|pair| (pair[1] - pair[0]).abs() <= 0.1 + 1e-6), "no click");
+    }
+}

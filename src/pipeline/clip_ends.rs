@@ -1,0 +1,42 @@
+//! Latents of the end of a clip, which the next one starts from: each pass from those of the same pass.
+
+use ndarray::{Array3, s};
+
+use super::phase::Phase;
+use crate::av::Av;
+use crate::request::{Chain, ModelSizes, Shapes};
+
+/// Latents that a clip ends with and the next one has behind its first: the clip's first latent stands for a single frame, or
+/// spectrum, which is made with the rest. Normalised tokens, so that nothing is decoded and encoded between.
+#[derive(Default)]
+pub(super) struct ClipEnds {
+    /// First latent of each stream that the next clip starts from.
+    from: Av<usize>,
+    passes: Vec<(Phase, Av<Array3<f32>>)>,
+}
+
+impl ClipEnds {
+    /// Says that the clip `at` of a chain is made next, from the ends of the one before.
+    pub(super) fn enter(&mut self, chain: &Chain, at: usize, sizes: &ModelSizes, frame_rate: f64) {
+        let [own, next] = [at, at + 1].map(|at| chain.audio_start(at, &sizes.audio_grid, frame_rate));
+        let video = chain.step() / sizes.video_grid.temporal_compression;
+        // The latent that ends with the next clip's first frame is none of it.
+        self.from = Av { video: video + 1, audio: next - own + 1 };
+    }
+
+    /// Those that a pass starts from; none in the first clip.
+    pub(super) fn before(&self, phase: Phase) -> Option<&Av<Array3<f32>>> {
+        self.passes.iter().find(|(of, _)| *of == phase).map(|(_, ends)| ends)
+    }
+
+    /// Keeps the end of a pass' tokens `[b, n, c]` in the place of that of the clip before.
+    pub(super) fn keep(&mut self, phase: Phase, tokens: Av<&Array3<f32>>, shapes: &Shapes) {
+        let per_latent = Av { video: shapes.frame_tokens(), audio: 1 };
+        let ends = tokens.zip(per_latent.zip(self.from)).map(|(tokens, (each, from))| {
+            let from = (from * each).min(tokens.dim().1);
+            tokens.slice(s![.., from.., ..]).to_owned()
+        });
+        self.passes.retain(|(of, _)| *of != phase);
+        self.passes.push((phase, ends));
+    }
+}

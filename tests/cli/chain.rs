@@ -1,0 +1,131 @@
+//! Videos of several clips (`--chain`): what is written, in which memory, and what is refused.
+
+use std::fs;
+use std::path::Path;
+
+use ltx2::media::{read_clip, read_png_frames, read_sound, read_wav};
+use serde_json::Value;
+
+use crate::support::{self, needs};
+
+const CONFIG: &str = "tests/fixtures/tiny_video.yml";
+/// Clips of 17 frames, 9 of which two have.
+const CHAIN: [&str; 7] =
+    ["--chain", "--set", "request.chain.clip=17", "--set", "request.chain.overlap=9", "--width", "96"];
+
+fn run(config: &str, out: &Path, more: &[&str]) -> (Option<i32>, String) {
+    let out = out.to_str().expect("UTF-8");
+    let arguments = [&["generate", "-c", config, "-o", out, "--force"], more].concat();
+    let made = support::ltx2().args(arguments).output().expect("the binary runs");
+    (made.status.code(), String::from_utf8_lossy(&made.stderr).into_owned())
+}
+
+fn makes(config: &str, out: &Path, more: &[&str]) -> Value {
+    let (code, said) = run(config, out, more);
+    assert_eq!(code, Some(0), "{more:?}: {said}");
+    serde_json::from_str(&fs::read_to_string(out.with_extension("json")).expect("a sidecar")).expect("JSON")
+}
+
+#[needs(cpu)]
+fn a_chained_video_is_as_long_as_asked_and_its_sidecar_repeats_it() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name);
+    let text = |name: &str| path(name).to_str().expect("UTF-8").to_string();
+    let (frames, sound) = (text("frames"), text("sound.wav"));
+    // 30 frames are no legal number: 33 are nearest. Three clips make as many.
+    let asked = [&CHAIN[..], &["--height", "64", "--seconds", "1.3", "--save-frames", &frames, "--save-audio", &sound]];
+    let prompts = ["--set", "request.chain.prompts=[\"a blue ball\"]"];
+    let sidecar = makes(CONFIG, &path("a.mp4"), &[&asked.concat()[..], &prompts].concat());
+    let request = &sidecar["config"]["request"];
+    assert_eq!((&request["num_frames"], &request["chain"]["overlap"]), (&Value::from(33), &Value::from(9)));
+    let (frames, sound) =
+        (read_png_frames(&path("frames")).expect("frames"), read_wav(&path("sound.wav")).expect("a WAV"));
+    assert_eq!((frames.count(), frames.width(), frames.height()), (33, 96, 64));
+    assert_eq!(sidecar["sha256"]["frames"], Value::from(frames.sha256()));
+    assert!((sound.len() as f64 / f64::from(sound.rate()) - 33.0 / 24.0).abs() < 1e-3, "{}", sound.len());
+    // Steps are those of all clips, in one line of progress a tenth.
+    assert_eq!(sidecar["timings"]["denoise"]["steps"], Value::from(6));
+    let again = makes(&text("a.json"), &path("b.mp4"), &[]);
+    assert_eq!(again["sha256"], sidecar["sha256"]);
+    // The second clip's prompt has a part in it.
+    let other = makes(CONFIG, &path("c.mp4"), &asked.concat());
+    assert_ne!(other["sha256"], sidecar["sha256"]);
+    // Only finished files are left.
+    let mut left: Vec<_> =
+        fs::read_dir(folder.path()).expect("a folder").map(|entry| entry.expect("one").file_name()).collect();
+    left.sort();
+    assert_eq!(left, ["a.json", "a.mp4", "b.json", "b.mp4", "c.json", "c.mp4", "frames", "sound.wav"]);
+}
+
+/// Frames are of a size that shows: half of what the long video has more of would be seen.
+#[needs(cpu)]
+fn memory_does_not_grow_with_the_clips() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let peak = |frames: &str| {
+        let chain = ["--height", "256", "--width", "384", "--set", "sampler.steps=1", "--num-frames", frames];
+        // Without ffmpeg, whose memory is its own, and with one arena: how many threads keep freed memory is chance.
+        let out = folder.path().join("x.mp4");
+        let given = [&["generate", "-c", CONFIG, "-o", out.to_str().expect("UTF-8"), "--force"], &CHAIN[..5], &chain];
+        let made = support::ltx2()
+            .env("PATH", folder.path())
+            .env("MALLOC_ARENA_MAX", "1")
+            .args(given.concat())
+            .output()
+            .expect("the binary runs");
+        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        let json = fs::read_to_string(out.with_extension("json")).expect("a sidecar");
+        let sidecar: Value = serde_json::from_str(&json).expect("JSON");
+        sidecar["timings"]["peak_memory_bytes"].as_u64().expect("a peak") as f64 / 1e6
+    };
+    // The first run may compile.
+    peak("25");
+    let [short, long] = [peak("49"), peak("169")];
+    let added = 120.0 * 384.0 * 256.0 * 3.0 / 1e6;
+    eprintln!("peak memory: {short:.1} MB with 5 clips, {long:.1} MB with 20, whose frames are {added:.1} MB more");
+    assert!(long < short + added / 2.0, "{short} and {long} MB");
+}
+
+#[needs(cpu, ffmpeg)]
+fn a_chained_video_by_ffmpeg() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let out = folder.path().join("a.mp4");
+    let frames = folder.path().join("frames");
+    let save = ["--height", "64", "--num-frames", "33", "--save-frames", frames.to_str().expect("UTF-8")];
+    let (code, said) = run(CONFIG, &out, &[&CHAIN[..], &save].concat());
+    assert_eq!(code, Some(0), "{said}");
+    assert!(said.contains("encoding with ffmpeg"), "{said}");
+    let (made, written) =
+        (read_clip(&out, Path::new("ffmpeg")).expect("a video"), read_png_frames(&frames).expect("frames"));
+    assert_eq!(made.data().dim(), written.data().dim());
+    let off = (made.to_video() - written.to_video()).mapv(|v| f64::from(v).powi(2)).mean().expect("pixels");
+    assert!(-10.0 * off.log10() > 25.0, "the same frames: {off}");
+    let sound = read_sound(&out, Path::new("ffmpeg"), None).expect("readable").expect("a sound");
+    assert!((sound.len() as f64 / f64::from(sound.rate()) - 33.0 / 24.0).abs() < 0.03, "{}", sound.len());
+    assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 3, "the video, its sidecar, frames");
+}
+
+#[needs(nothing)]
+fn what_a_chain_does_not_do_is_refused_in_a_line() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let out = folder.path().join("a.mp4");
+    for (more, why) in [
+        (&["--dump", "d.safetensors"][..], "--dump: tensors of a video of several clips are not kept; leave it out"),
+        (&["--resume"], "--checkpoint-every and --resume: steps of a video of several clips are not kept"),
+        (&["--checkpoint-every", "1"], "it begins anew; leave it out, or --chain (request.chain)"),
+        (&["--pipeline", "text_to_audio"], "this pipeline makes one clip; leave --chain out"),
+        (
+            &["--set", "request.chain.overlap=17"],
+            "request.chain.overlap = 17 (--set): must be less than request.chain.clip, 17",
+        ),
+        (&["--audio", "a.wav", "--pipeline", "audio_to_video"], "this pipeline makes one clip"),
+    ] {
+        let (code, said) = run(CONFIG, &out, &[&CHAIN[..], &["--height", "64", "--num-frames", "33"], more].concat());
+        let errors: Vec<&str> = said.lines().filter(|line| line.starts_with("error: ")).collect();
+        assert_eq!((code, errors.len()), (Some(2), 1), "{more:?}: {said}");
+        assert!(errors[0].contains(why), "{more:?}: {said}");
+    }
+    // One clip is no chain, and takes them.
+    let one = ["--height", "64", "--num-frames", "17", "--checkpoint-every", "1", "--platform", "/nowhere.so"];
+    let (_, said) = run(CONFIG, &out, &[&CHAIN[..], &one].concat());
+    assert!(said.contains("/nowhere.so"), "{said}");
+}
