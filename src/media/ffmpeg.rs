@@ -132,7 +132,10 @@ impl FrameSink {
     /// Waits for the last frame.
     pub(super) fn finish(mut self) -> Result<()> {
         drop(self.frames.take());
-        let said = self.said.take().map(|said| said.join().expect("reading does not panic")).unwrap_or_default();
+        let said = match self.said.take() {
+            Some(said) => said.join().expect("reading does not panic"),
+            None => String::new(),
+        };
         let status = self.child.wait().map_err(Error::io("wait for ffmpeg on", &self.path))?;
         if status.success() {
             let sent = std::mem::replace(&mut self.sent, Ok(()));

@@ -7,7 +7,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
@@ -93,8 +93,8 @@ pub fn generate(
         };
         for ((jobs, requests), paths) in batches {
             if requests[0].chain.is_some() {
-                let together = Together { jobs, requests, paths };
-                tell(chained(&mut session, options, &run, &together, &inputs, started, observer)?, observer);
+                let together = Together { jobs, requests, paths, inputs: &inputs };
+                tell(chained(&mut session, options, &run, &together, started, observer)?, observer);
                 session.runner.executor.reset_set_up_time();
                 started = Instant::now();
                 continue;
@@ -123,17 +123,9 @@ pub fn generate(
             tell(writer.wait()?, observer);
             let videos = videos?;
             if first {
-                let Session { runner, versions, .. } = &session;
-                let model = runner.model.identity()?;
-                let of = |((job, path), generated): ((&Job, &PathBuf), Generated)| Made {
-                    job: job.clone(),
-                    path: path.clone(),
-                    replace: options.force || again.contains(&path),
-                    report: RunReport::of(&generated, &runner.executor, made),
-                    sidecar: config.output.sidecar.then(|| sidecar(config, job, &model, &inputs, runner, versions)),
-                    generated,
-                };
-                writer.start(jobs.iter().zip(paths).zip(videos).map(of).collect(), run.saving.take());
+                let replaces = |path: &PathBuf| options.force || again.contains(&path);
+                let together = Together { jobs, requests, paths, inputs: &inputs };
+                writer.start(to_be_written(&session, &together, videos, made, &replaces)?, run.saving.take());
             }
             session.runner.executor.reset_set_up_time();
             started = Instant::now();
@@ -156,6 +148,29 @@ struct Together<'a> {
     jobs: &'a [Job],
     requests: &'a [Request],
     paths: &'a [PathBuf],
+    /// Hashes of the given files.
+    inputs: &'a Value,
+}
+
+/// Videos that are made, with the contents of their sidecars.
+fn to_be_written(
+    session: &Session,
+    together: &Together,
+    videos: Vec<Generated>,
+    made: Duration,
+    replaces: &dyn Fn(&PathBuf) -> bool,
+) -> Result<Vec<Made>> {
+    let Session { config, runner, versions, .. } = session;
+    let model = runner.model.identity()?;
+    let of = |((job, path), generated): ((&Job, &PathBuf), Generated)| Made {
+        job: job.clone(),
+        path: path.clone(),
+        replace: replaces(path),
+        report: RunReport::of(&generated, &runner.executor, made),
+        sidecar: config.output.sidecar.then(|| sidecar(config, job, &model, together.inputs, runner, versions)),
+        generated,
+    };
+    Ok(together.jobs.iter().zip(together.paths).zip(videos).map(of).collect())
 }
 
 /// Makes videos of several clips, which are written while they are made, and were `started` then.
@@ -164,11 +179,10 @@ fn chained(
     options: &GenerateOptions,
     run: &RunOptions,
     together: &Together,
-    inputs: &Value,
     started: Instant,
     observer: &mut dyn Observer,
 ) -> Result<Vec<Written>> {
-    let Together { jobs, requests, paths } = together;
+    let Together { jobs, requests, paths, inputs } = together;
     let Session { config, runner, versions, first } = session;
     let files = first.then(|| ChainWriter::new(config, options, &runner.model, jobs, paths, &requests[0]));
     let mut files = files.transpose()?;
