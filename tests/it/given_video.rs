@@ -92,7 +92,7 @@ fn of_2_3() {
 fn every_layout_gives_what_one_device_gives() {
     let client = cpu(8);
     let (all, runner) = cases_of(&client, "given_video", "tiny_2_3");
-    let clip = Arc::new(clip());
+    let clip = Shared::from(clip());
     let named = |name: &str| all.iter().find(|case| case.name.ends_with(name)).expect("a case");
     let requests = ["_retake", "_extend", "_video_to_audio_clean", "_text_to_audio"]
         .map(|name| (name, request(named(name), &runner.model, &clip)));
