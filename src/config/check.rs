@@ -2,8 +2,10 @@
 
 use serde_json::Value;
 
+use super::check_chain::{check_chain, outside};
 use super::error::ConfigError;
 use super::layout;
+use super::legal::{FRAME_STEP, Fault, around, fail};
 use super::pipeline::Pipeline;
 use super::schema::{Config, NumFrames, Reference, Scales, TwoStage};
 use super::tree::Tree;
@@ -12,9 +14,6 @@ use crate::models::upsampler::Upsampling;
 use crate::runtime::platform::Choice;
 use crate::sampling::schedules::ScheduleKind;
 use crate::sampling::{AnySampler, MAX_STEPS, SamplerOptions};
-
-/// Frames a latent frame covers.
-pub(crate) const FRAME_STEP: usize = 8;
 
 /// The typed form. Layers were validated, so what fails here is a number too large for its type.
 pub(super) fn typed(tree: &Tree) -> Result<Config, ConfigError> {
@@ -31,13 +30,6 @@ pub(crate) fn check(config: &Config, tree: &Tree) -> Result<(), ConfigError> {
         .and_then(|()| check_sampling(config))
         .and_then(|()| check_run(config))
         .map_err(|(key, value, why)| ConfigError::Value { key, value, origin: tree.origin(key), why })
-}
-
-/// A key, its value, and why it cannot be used.
-type Fault = (&'static str, String, String);
-
-fn fail(key: &'static str, value: String, why: String) -> Result<(), Fault> {
-    Err((key, value, why))
 }
 
 fn check_request(config: &Config) -> Result<(), Fault> {
@@ -174,51 +166,6 @@ fn check_source(config: &Config) -> Result<(), Fault> {
     }
 }
 
-/// Checks the settings of a video of several clips.
-fn check_chain(config: &Config) -> Result<(), Fault> {
-    let (r, name) = (&config.request, config.pipeline.name());
-    let Some(chain) = &r.chain else { return Ok(()) };
-    let refused = |why: &str| fail("request.chain", name.into(), why.into());
-    if !config.pipeline.makes_clips() {
-        return refused(
-            "this pipeline makes one clip; leave --chain out, or take a pipeline that starts from a prompt or images",
-        );
-    }
-    if r.num_frames.count().is_none() {
-        return refused("request.num_frames: auto is the length of a clip; give --seconds or a number of frames");
-    }
-    if r.audio.is_some() || !r.audio_latents.is_empty() {
-        return refused("clips make their own sound; leave out --chain, or request.audio and request.audio_latents");
-    }
-    if !r.reference_videos.is_empty() {
-        return refused("a reference is of one clip; leave out --chain, or request.reference_videos");
-    }
-    if config.doubles_frames() {
-        return refused("clips keep their frame rate; leave out --chain, or temporal_x2 of two_stage.upsample");
-    }
-    for (key, frames) in [("request.chain.clip", chain.clip), ("request.chain.overlap", chain.overlap)] {
-        if frames % FRAME_STEP != 1 {
-            let (low, high) = around(frames, 1, FRAME_STEP);
-            let why = format!("must be one more than a multiple of {FRAME_STEP}; the nearest are {low} and {high}");
-            return fail(key, frames.to_string(), why);
-        }
-    }
-    if chain.overlap >= chain.clip {
-        let why = format!("must be less than request.chain.clip, {}", chain.clip);
-        return fail("request.chain.overlap", chain.overlap.to_string(), why);
-    }
-    if let Some(image) = outside(config, chain.clip) {
-        let why = format!("images are in the first clip, which has {} frames (request.chain.clip)", chain.clip);
-        return fail("request.images", format!("frame {image}"), why);
-    }
-    Ok(())
-}
-
-/// The frame of an image that a video of so many frames lacks.
-fn outside(config: &Config, frames: usize) -> Option<usize> {
-    config.request.images.iter().map(|image| image.frame).find(|frame| *frame >= frames)
-}
-
 fn check_sampling(config: &Config) -> Result<(), Fault> {
     if let Some(sigmas) = &config.sampler.sigmas
         && let Some(why) = schedule_fault(sigmas)
@@ -347,20 +294,6 @@ fn check_guidance(config: &Config) -> Result<(), Fault> {
     Ok(())
 }
 
-/// The legal values around an illegal one, both at least the smallest positive.
-fn around(value: usize, remainder: usize, step: usize) -> (usize, usize) {
-    let smallest = if remainder == 0 { step } else { remainder };
-    let steps = value.saturating_sub(smallest) / step;
-    let low = smallest + steps * step;
-    (low, low + step)
-}
-
-/// The legal number of frames nearest to a duration in frames, one more than a multiple of `step`; of two, the longer.
-pub(crate) fn nearest_frames(frames: f64, step: usize) -> usize {
-    let steps = ((frames - 1.0) / step as f64).round().max(0.0);
-    steps as usize * step + 1
-}
-
 /// The steps that a list of sigmas makes: a closing 0 is none.
 pub(crate) fn steps_of(sigmas: &Value) -> usize {
     let list = sigmas.as_array().map_or(&[][..], Vec::as_slice);
@@ -461,14 +394,6 @@ mod tests {
     }
 
     #[test]
-    fn the_two_nearest_are_legal() {
-        assert_eq!([around(500, 0, 32), around(5, 0, 32), around(33, 0, 32)], [(480, 512), (32, 64), (32, 64)]);
-        assert_eq!([around(120, 1, 8), around(8, 1, 8), around(2, 1, 8)], [(113, 121), (1, 9), (1, 9)]);
-        let nearest = |step: usize| [0.0, 1.0, 4.9, 5.0, 120.0, 117.0].map(|frames| nearest_frames(frames, step));
-        assert_eq!((nearest(8), nearest(16)), ([1, 1, 1, 9, 121, 121], [1, 1, 1, 1, 113, 113]));
-    }
-
-    #[test]
     fn schedules_fall() {
         assert_eq!(schedule_fault(&[1.0, 0.5, 0.0]), None);
         assert_eq!(schedule_fault(&[0.5, 0.5]).unwrap(), "0.5 does not fall below 0.5");
@@ -487,44 +412,40 @@ mod tests {
         assert_eq!(config.scales().video.stg, 1.0);
     }
 
+    /// Sizes, frames and lists of upsampling between two stages.
     #[test]
-    fn what_no_chain_can_be_is_said() {
-        let chain = "request.chain={clip: 33, overlap: 9}";
+    fn upsampling_that_cannot_be_says_what_can() {
+        let two = "pipeline=two_stage";
         for (pairs, want) in [
             (
-                &["request.chain={clip: 32}"][..],
-                "request.chain.clip = 32 (--set): must be one more than a multiple of 8; the nearest are 25 and 33",
+                [two, "request.width=672"],
+                "request.width = 672 (--set): must be a multiple of 64 with two stages; the nearest are 640 and 704",
             ),
             (
-                &["request.chain={overlap: 10}"],
-                "request.chain.overlap = 10 (--set): must be one more than a multiple of 8",
+                [two, "two_stage.upsample=[temporal_x2, spatial_x1_5]"],
+                "request.height = 1024 (preset ltx2_two_stage): must be a multiple of 96 with spatial_x1_5 between two stages; the \
+                 nearest are 960 and 1056",
             ),
             (
-                &["request.chain={clip: 25}"],
-                "request.chain.overlap = 25 (default): must be less than request.chain.clip, 25",
+                [two, "two_stage.upsample=[spatial_x2, temporal_x2]"],
+                "request.num_frames = 121 (preset ltx2): must be one more than a multiple of 16 with temporal_x2 between two stages; \
+                 the nearest are 113 and 129",
             ),
-            (&[chain, "pipeline=text_to_audio"], "request.chain = text_to_audio (--set): this pipeline makes one clip"),
+            ([two, "two_stage.upsample=[]"], "two_stage.upsample = [] (--set): must name one upsampling or more"),
             (
-                &[chain, "pipeline=dfr", "model.path=LTX-2.5"],
-                "request.chain = dfr (--set): this pipeline makes one clip",
-            ),
-            (&[chain, "request.num_frames=auto"], "request.num_frames: auto is the length of a clip; give --seconds"),
-            (&[chain, "request.audio={path: a.wav}", "pipeline=two_stage"], "clips make their own sound"),
-            (&[chain, "request.reference_videos=[{path: a.mp4}]", "pipeline=two_stage"], "a reference is of one clip"),
-            (
-                &[chain, "two_stage.upsample=[temporal_x2, spatial_x2]", "pipeline=two_stage"],
-                "clips keep their frame rate",
+                [two, "two_stage.upsample=[spatial_x2, spatial_x1_5]"],
+                "two_stage.upsample = [spatial_x2, spatial_x1_5] (--set): must name at most one upsampling in space and one in time",
             ),
             (
-                &[chain, "pipeline=image_to_video", "request.images=[{path: a.png, frame: 40}]"],
-                "request.images = frame 40 (--set): images are in the first clip, which has 33 frames (request.chain.clip)",
+                [two, "two_stage.upsample=[temporal_x2, temporal_x2]"],
+                "two_stage.upsample = [temporal_x2, temporal_x2] (--set): must name at most one upsampling in space and one in time",
+            ),
+            (
+                ["pipeline=dfr", "two_stage.upsample=[spatial_x1_5]"],
+                "two_stage.upsample = [spatial_x1_5] (--set): the pipeline dfr has spatial_x2, then dfr.temporal_rounds",
             ),
         ] {
-            let error = load(&set(pairs)).expect_err("refused").to_string();
-            assert!(error.contains(want), "{pairs:?}: {error}");
+            assert_eq!(load(&set(&pairs)).unwrap_err().to_string(), want, "{pairs:?}");
         }
-        let config = load(&set(&[chain, "request.num_frames=1441"])).expect("legal").config;
-        assert_eq!(config.clip_frames(), Some(33));
-        assert_eq!(load(&set(&[chain, "request.num_frames=25"])).expect("legal").config.clip_frames(), Some(25));
     }
 }

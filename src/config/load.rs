@@ -10,7 +10,7 @@ use super::schema::{Config, Mesh};
 use super::tree::Tree;
 use super::validate::{Place, accepts_text, validate};
 use super::yaml::{self, Data, Node};
-use super::{check, layout, paths, presets, references, source};
+use super::{check, layout, legal, paths, presets, references, source};
 use crate::models::presets::Preset;
 use crate::models::upsampler::Upsampling;
 use crate::weights::{ModelSource, Overrides, Version};
@@ -381,7 +381,7 @@ fn set_seconds(merged: &mut Tree, seconds: f64) -> Result<(), ConfigError> {
     if !(seconds.is_finite() && seconds > 0.0 && seconds * rate < 1e9) {
         return Err(ConfigError::Flag(format!("--seconds {seconds}: must be a number above 0")));
     }
-    let frames = check::nearest_frames(seconds * rate, check::typed(merged)?.frame_step());
+    let frames = legal::nearest_frames(seconds * rate, check::typed(merged)?.frame_step());
     let actual = frames as f64 / rate;
     tracing::info!("--seconds {seconds} at {rate} frames a second: {frames} frames, {actual:.2} s");
     merged.set("request.num_frames", frames.into(), &ValueOrigin::Flag("seconds"));
@@ -437,6 +437,6 @@ impl Config {
 
     /// The multiple that the number of frames is one more than.
     pub(crate) fn frame_step(&self) -> usize {
-        if self.doubles_frames() { 2 * check::FRAME_STEP } else { check::FRAME_STEP }
+        if self.doubles_frames() { 2 * legal::FRAME_STEP } else { legal::FRAME_STEP }
     }
 }

@@ -5,10 +5,12 @@
 //! Every value keeps where it was written, for `--print-config` and for errors.
 
 mod check;
+mod check_chain;
 mod error;
 mod experiment;
 mod experiment_file;
 mod layout;
+mod legal;
 mod load;
 mod naming;
 mod paths;
@@ -21,12 +23,12 @@ mod tree;
 mod validate;
 mod yaml;
 
-pub(crate) use check::{FRAME_STEP, nearest_frames};
 pub use error::{ConfigError, ValueOrigin};
 pub(crate) use experiment::{Case, Experiment};
 pub use experiment_file::read_experiment;
 pub(crate) use layout::{LayoutFile, LayoutSource};
 pub use layout::{parse_mesh, read_layout_source};
+pub(crate) use legal::{FRAME_STEP, nearest_frames};
 pub use load::CliOverrides;
 pub use load::{Flag, Loaded, load};
 pub(crate) use naming::sidecar_path;

@@ -4,8 +4,9 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::check::{FRAME_STEP, typed};
+use super::check::typed;
 use super::error::{ConfigError, ValueOrigin};
+use super::legal::FRAME_STEP;
 use super::pipeline::Pipeline;
 use super::schema::{Config, ReferenceVideo};
 use super::tree::Tree;

@@ -2,8 +2,9 @@
 
 use std::path::Path;
 
-use super::check::{FRAME_STEP, nearest_frames, typed};
+use super::check::typed;
 use super::error::{ConfigError, ValueOrigin};
+use super::legal::{FRAME_STEP, nearest_frames};
 use super::pipeline::Pipeline;
 use super::presets::is_shipped;
 use super::schema::Config;

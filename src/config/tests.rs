@@ -372,43 +372,6 @@ fn values_that_cannot_be_used_say_what_can() {
     }
 }
 
-/// Sizes, frames and lists of upsampling between two stages.
-#[test]
-fn upsampling_that_cannot_be_says_what_can() {
-    let two = "pipeline=two_stage";
-    for (pairs, want) in [
-        (
-            [two, "request.width=672"],
-            "request.width = 672 (--set): must be a multiple of 64 with two stages; the nearest are 640 and 704",
-        ),
-        (
-            [two, "two_stage.upsample=[temporal_x2, spatial_x1_5]"],
-            "request.height = 1024 (preset ltx2_two_stage): must be a multiple of 96 with spatial_x1_5 between two stages; the \
-             nearest are 960 and 1056",
-        ),
-        (
-            [two, "two_stage.upsample=[spatial_x2, temporal_x2]"],
-            "request.num_frames = 121 (preset ltx2): must be one more than a multiple of 16 with temporal_x2 between two stages; \
-             the nearest are 113 and 129",
-        ),
-        ([two, "two_stage.upsample=[]"], "two_stage.upsample = [] (--set): must name one upsampling or more"),
-        (
-            [two, "two_stage.upsample=[spatial_x2, spatial_x1_5]"],
-            "two_stage.upsample = [spatial_x2, spatial_x1_5] (--set): must name at most one upsampling in space and one in time",
-        ),
-        (
-            [two, "two_stage.upsample=[temporal_x2, temporal_x2]"],
-            "two_stage.upsample = [temporal_x2, temporal_x2] (--set): must name at most one upsampling in space and one in time",
-        ),
-        (
-            ["pipeline=dfr", "two_stage.upsample=[spatial_x1_5]"],
-            "two_stage.upsample = [spatial_x1_5] (--set): the pipeline dfr has spatial_x2, then dfr.temporal_rounds",
-        ),
-    ] {
-        assert_eq!(load(&set(&pairs)).unwrap_err().to_string(), want, "{pairs:?}");
-    }
-}
-
 #[test]
 fn a_model_of_the_2_3_generation_brings_its_own_preset() {
     for name in ["Lightricks/LTX-2.3", "ltx2_3", "nano_2_3", "tests/fixtures/models/tiny_2_3", "models/nano_2_3"] {

@@ -1,0 +1,98 @@
+//! Checks of a video of several clips.
+
+use super::legal::{FRAME_STEP, Fault, around, fail};
+use super::schema::Config;
+
+/// Checks the settings of a video of several clips.
+pub(super) fn check_chain(config: &Config) -> Result<(), Fault> {
+    let (r, name) = (&config.request, config.pipeline.name());
+    let Some(chain) = &r.chain else { return Ok(()) };
+    let refused = |why: &str| fail("request.chain", name.into(), why.into());
+    if !config.pipeline.makes_clips() {
+        return refused(
+            "this pipeline makes one clip; leave --chain out, or take a pipeline that starts from a prompt or images",
+        );
+    }
+    if r.num_frames.count().is_none() {
+        return refused("request.num_frames: auto is the length of a clip; give --seconds or a number of frames");
+    }
+    if r.audio.is_some() || !r.audio_latents.is_empty() {
+        return refused("clips make their own sound; leave out --chain, or request.audio and request.audio_latents");
+    }
+    if !r.reference_videos.is_empty() {
+        return refused("a reference is of one clip; leave out --chain, or request.reference_videos");
+    }
+    if config.doubles_frames() {
+        return refused("clips keep their frame rate; leave out --chain, or temporal_x2 of two_stage.upsample");
+    }
+    for (key, frames) in [("request.chain.clip", chain.clip), ("request.chain.overlap", chain.overlap)] {
+        if frames % FRAME_STEP != 1 {
+            let (low, high) = around(frames, 1, FRAME_STEP);
+            let why = format!("must be one more than a multiple of {FRAME_STEP}; the nearest are {low} and {high}");
+            return fail(key, frames.to_string(), why);
+        }
+    }
+    if chain.overlap >= chain.clip {
+        let why = format!("must be less than request.chain.clip, {}", chain.clip);
+        return fail("request.chain.overlap", chain.overlap.to_string(), why);
+    }
+    if let Some(image) = outside(config, chain.clip) {
+        let why = format!("images are in the first clip, which has {} frames (request.chain.clip)", chain.clip);
+        return fail("request.images", format!("frame {image}"), why);
+    }
+    Ok(())
+}
+
+/// The frame of an image that a video of so many frames lacks.
+pub(super) fn outside(config: &Config, frames: usize) -> Option<usize> {
+    config.request.images.iter().map(|image| image.frame).find(|frame| *frame >= frames)
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::{CliOverrides, load};
+
+    fn set(pairs: &[&str]) -> CliOverrides {
+        CliOverrides { set: pairs.iter().map(|pair| (*pair).to_string()).collect(), ..CliOverrides::default() }
+    }
+
+    #[test]
+    fn what_no_chain_can_be_is_said() {
+        let chain = "request.chain={clip: 33, overlap: 9}";
+        for (pairs, want) in [
+            (
+                &["request.chain={clip: 32}"][..],
+                "request.chain.clip = 32 (--set): must be one more than a multiple of 8; the nearest are 25 and 33",
+            ),
+            (
+                &["request.chain={overlap: 10}"],
+                "request.chain.overlap = 10 (--set): must be one more than a multiple of 8",
+            ),
+            (
+                &["request.chain={clip: 25}"],
+                "request.chain.overlap = 25 (default): must be less than request.chain.clip, 25",
+            ),
+            (&[chain, "pipeline=text_to_audio"], "request.chain = text_to_audio (--set): this pipeline makes one clip"),
+            (
+                &[chain, "pipeline=dfr", "model.path=LTX-2.5"],
+                "request.chain = dfr (--set): this pipeline makes one clip",
+            ),
+            (&[chain, "request.num_frames=auto"], "request.num_frames: auto is the length of a clip; give --seconds"),
+            (&[chain, "request.audio={path: a.wav}", "pipeline=two_stage"], "clips make their own sound"),
+            (
+                &[chain, "two_stage.upsample=[temporal_x2, spatial_x2]", "pipeline=two_stage"],
+                "clips keep their frame rate",
+            ),
+            (
+                &[chain, "pipeline=image_to_video", "request.images=[{path: a.png, frame: 40}]"],
+                "request.images = frame 40 (--set): images are in the first clip, which has 33 frames (request.chain.clip)",
+            ),
+        ] {
+            let error = load(&set(pairs)).expect_err("refused").to_string();
+            assert!(error.contains(want), "{pairs:?}: {error}");
+        }
+        let config = load(&set(&[chain, "request.num_frames=1441"])).expect("legal").config;
+        assert_eq!(config.clip_frames(), Some(33));
+        assert_eq!(load(&set(&[chain, "request.num_frames=25"])).expect("legal").config.clip_frames(), Some(25));
+    }
+}

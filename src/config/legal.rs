@@ -1,0 +1,38 @@
+//! Legal values beside illegal ones, and what is told of these.
+
+/// Frames a latent frame covers.
+pub(crate) const FRAME_STEP: usize = 8;
+
+/// A key, its value, and why it cannot be used.
+pub(super) type Fault = (&'static str, String, String);
+
+pub(super) fn fail(key: &'static str, value: String, why: String) -> Result<(), Fault> {
+    Err((key, value, why))
+}
+
+/// The legal values around an illegal one, both at least the smallest positive.
+pub(super) fn around(value: usize, remainder: usize, step: usize) -> (usize, usize) {
+    let smallest = if remainder == 0 { step } else { remainder };
+    let steps = value.saturating_sub(smallest) / step;
+    let low = smallest + steps * step;
+    (low, low + step)
+}
+
+/// The legal number of frames nearest to a duration in frames, one more than a multiple of `step`; of two, the longer.
+pub(crate) fn nearest_frames(frames: f64, step: usize) -> usize {
+    let steps = ((frames - 1.0) / step as f64).round().max(0.0);
+    steps as usize * step + 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_two_nearest_are_legal() {
+        assert_eq!([around(500, 0, 32), around(5, 0, 32), around(33, 0, 32)], [(480, 512), (32, 64), (32, 64)]);
+        assert_eq!([around(120, 1, 8), around(8, 1, 8), around(2, 1, 8)], [(113, 121), (1, 9), (1, 9)]);
+        let nearest = |step: usize| [0.0, 1.0, 4.9, 5.0, 120.0, 117.0].map(|frames| nearest_frames(frames, step));
+        assert_eq!((nearest(8), nearest(16)), ([1, 1, 1, 9, 121, 121], [1, 1, 1, 1, 113, 113]));
+    }
+}
