@@ -80,7 +80,12 @@ mod tests {
             (&[chain, "request.num_frames=auto"], "request.num_frames: auto is the length of a clip; give --seconds"),
             (&[chain, "request.audio={path: a.wav}", "pipeline=two_stage"], "clips make their own sound"),
             (
-                &[chain, "two_stage.upsample=[temporal_x2, spatial_x2]", "pipeline=two_stage"],
+                &[
+                    chain,
+                    "two_stage.upsample=[temporal_x2, spatial_x2]",
+                    "pipeline=two_stage",
+                    "request.num_frames=129",
+                ],
                 "clips keep their frame rate",
             ),
             (

@@ -114,7 +114,7 @@ fn references_that_cannot_be() {
 
     // What only the video itself tells ends before anything is loaded.
     let more = |keys: &str| format!("request.reference_videos=[{{path: {nine}, {keys}}}]");
-    let long = fails(1, &[&ONE_STAGE[..], &["--num-frames", "17", "--set", &more("frames: 17")]].concat());
+    let long = fails(2, &[&ONE_STAGE[..], &["--num-frames", "17", "--set", &more("frames: 17")]].concat());
     assert!(long.contains("nine") && long.contains("has 9 frames, 17 are needed"), "{long}");
     let four = video(&path("four"), (4, 32, 32));
     video(&path("more"), (17, 32, 32));
