@@ -13,7 +13,7 @@ fn parameters_load_beside_programs_in_the_order_of_use() {
     run.args(["generate", "-c", support::tiny(), "-v", "-o"]).arg(&video).arg("--perf-json").arg(&times);
     let ran = run.output().expect("runs");
     let said = String::from_utf8_lossy(&ran.stderr);
-    assert!(ran.status.success() && said.contains("time line, ") && said.contains("INFO loaded "), "{said}");
+    assert!(ran.status.success() && said.contains("time line, ") && said.contains(" GB in "), "{said}");
     let perf: Value = serde_json::from_slice(&std::fs::read(times).expect("a file")).expect("JSON");
     let spans = perf["timeline"].as_array().expect("a time line");
     let of = |work: &str| -> Vec<&Value> { spans.iter().filter(|span| span["work"] == work).collect() };

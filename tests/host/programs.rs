@@ -168,8 +168,7 @@ fn cases() -> Vec<Case> {
         let devices = devices_of(mesh);
         for (turn, platform) in [V5P, CUDA, CPU].into_iter().enumerate() {
             let preset = if (n + turn) % 2 == 0 { "ltx2" } else { "ltx2_3" };
-            let case = Case::new(preset, platform).set("layout", layout).on(mesh, devices);
-            all.push(case);
+            all.push(Case::new(preset, platform).set("layout", layout).on(mesh, devices));
         }
     }
     all.extend(slices());
