@@ -54,6 +54,7 @@ ROWS = [
     Row("extend", "it given_video::", r"given_video/tiny_\w+_extend "),
     Row("sound for a video", "it given_video::", r"given_video/tiny_\w+_video_to_audio\w* "),
     Row("sound alone", "it given_video::", r"given_video/tiny_\w+_text_to_audio "),
+    Row("reference videos (IC-LoRA)", "it references::", r"references/"),
     Row("frames given", "it official_steps::", r"official(_1_0)?/tiny_\w+?_(image\w*) "),
     Row("keyframes", "it official_steps::", r"official(_1_0)?/tiny_\w+_keyframes "),
     Row("two stages", "it official_steps::", r"official(_1_0)?/tiny_\w+_two_stage "),
