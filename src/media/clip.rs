@@ -97,7 +97,7 @@ const FRAMES: [&str; 4] = ["-map", "0:v:0", "-fps_mode", "passthrough"];
 /// # Errors
 /// As [`probe_clip`].
 pub fn read_clip(path: &Path, ffmpeg: &Path) -> Result<Frames> {
-    read_frames(path, ffmpeg, &[])
+    read_frames(path, ffmpeg, None)
 }
 
 /// The first frames of a video file or of a folder of PNG frames: `most`, or all where it has fewer.
@@ -105,19 +105,28 @@ pub fn read_clip(path: &Path, ffmpeg: &Path) -> Result<Frames> {
 /// # Errors
 /// As [`probe_clip`].
 pub fn read_first_frames(path: &Path, ffmpeg: &Path, most: usize) -> Result<Frames> {
-    let frames = read_frames(path, ffmpeg, &["-frames:v", &most.to_string()])?;
+    let frames = read_frames(path, ffmpeg, Some(most))?;
     Ok(if frames.count() > most { frames.part(0..most) } else { frames })
 }
 
-/// Frames, where they are a file's as far as `limit` says.
-fn read_frames(path: &Path, ffmpeg: &Path, limit: &[&str]) -> Result<Frames> {
+/// Frames, of a file no more than `most`. Of an MP4 that is cut short ffmpeg gives what is there: its header tells how many there
+/// should be.
+fn read_frames(path: &Path, ffmpeg: &Path, most: Option<usize>) -> Result<Frames> {
     if path.is_dir() {
         return read_png_frames(path);
     }
     std::fs::metadata(path).map_err(Error::io("read", path))?;
+    let limit = most.map(|most| ["-frames:v".to_string(), most.to_string()]);
+    let limit: Vec<&str> = limit.iter().flatten().map(String::as_str).collect();
     let format = ["-f", "image2pipe", "-c:v", "ppm", "-pix_fmt", "rgb24"];
-    let bytes = decoded_by(path, ffmpeg, &BEFORE, &[&FRAMES[..], limit, &format].concat())?;
-    bytes.and_then(|bytes| pixmaps(&bytes)).ok_or_else(|| unusable(path, "it has no video stream of one frame size"))
+    let bytes = decoded_by(path, ffmpeg, &BEFORE, &[&FRAMES[..], &limit, &format].concat())?;
+    let frames = bytes.and_then(|bytes| pixmaps(&bytes));
+    let frames = frames.ok_or_else(|| unusable(path, "it has no video stream of one frame size"))?;
+    let all = told(path)?.map_or(0, |tables| tables.times.len()).min(most.unwrap_or(usize::MAX));
+    match frames.count() {
+        have if have < all => Err(unusable(path, &format!("it is cut short: {have} of {all} frames are there"))),
+        _ => Ok(frames),
+    }
 }
 
 fn unusable(path: &Path, reason: &str) -> Error {
