@@ -58,7 +58,7 @@ fn a_chained_video_is_as_long_as_asked_and_its_sidecar_repeats_it() {
 }
 
 /// Frames are of a size that shows: half of what the long video has more of would be seen.
-#[needs(cpu)]
+#[needs(cpu, full)]
 fn memory_does_not_grow_with_the_clips() {
     let folder = tempfile::tempdir().expect("a folder");
     let peak = |frames: &str| {
