@@ -1,7 +1,7 @@
 //! Plan of `--dry-run`: sizes, tokens, passes, placement. Reads the model's configuration if it is local, no weights.
 
 use crate::request;
-use crate::request::coordinate_grids;
+use crate::request::{Chain, coordinate_grids};
 use std::fmt;
 use std::sync::Arc;
 
@@ -30,7 +30,9 @@ pub(crate) struct Plan {
     num_frames: NumFrames,
     frame_rate: f64,
     seconds: Option<f64>,
-    /// Latent frames, rows, columns.
+    /// Clips of a video of several, and the frames of each.
+    clips: Option<[usize; 2]>,
+    /// Of the video or of a clip: latent frames, rows, columns.
     video_latents: [usize; 3],
     video_tokens: usize,
     /// Tokens of reference videos behind the first stage's.
@@ -65,7 +67,8 @@ impl Plan {
         let transformer = configs.and_then(|p| p.transformer().ok()).unwrap_or_default();
         let (grid, audio) = coordinate_grids(&transformer);
         let count = r.num_frames.count();
-        let video = count.and_then(|count| grid.latents(1, 1, r.width, r.height, count).ok());
+        let clip = config.clip_frames();
+        let video = clip.and_then(|count| grid.latents(1, 1, r.width, r.height, count).ok());
         let mesh = config.virtual_devices().and_then(|n| config.placement(n)).map(|p| p.mesh.axes);
         Plan {
             preset: loaded.preset(),
@@ -82,7 +85,8 @@ impl Plan {
             video_latents: video.map_or([0; 3], |v| [v.frames, v.height, v.width]),
             video_tokens: video.map_or(0, |v| grid.tokens(&v)),
             reference_tokens: reference_tokens(config, &grid),
-            audio_tokens: count.and_then(|n| audio.latents(1, 1, n, r.frame_rate).ok()).map_or(0, |a| a.length),
+            clips: count.and_then(|count| Chain::of(config, count)).map(|chain| [chain.clips(), chain.clip]),
+            audio_tokens: clip.and_then(|n| audio.latents(1, 1, n, r.frame_rate).ok()).map_or(0, |a| a.length),
             text_tokens: r.max_sequence_length,
             steps: config.sampler.steps,
             branches: request::branches(config).into_iter().map(branch_name).collect(),
@@ -98,8 +102,9 @@ impl Plan {
 /// Tokens of a configuration's reference videos, in the first stage.
 fn reference_tokens(config: &Config, grid: &VideoGrid) -> usize {
     let [downscale, step] = config.conditioning.reference_scales();
-    let smaller = downscale * if config.pipeline.has_two_stages() { 2 } else { 1 };
-    let [width, height] = [config.request.width, config.request.height].map(|side| side / smaller);
+    let before = |side: usize, [times, of]: [usize; 2]| side / times * of;
+    let first = |side: usize| config.upsamplings().iter().map(|upsampling| upsampling.rows()).fold(side, before);
+    let [width, height] = [config.request.width, config.request.height].map(|side| first(side) / downscale);
     let frames = config.request.reference_videos.iter().map(|video| encoded_frames(video.frames.unwrap_or(1), step));
     let latents = frames.filter_map(|frames| grid.latents(1, 1, width, height, frames).ok());
     latents.map(|latents| grid.tokens(&latents)).sum()
@@ -131,6 +136,9 @@ impl fmt::Display for Plan {
         match self.num_frames.count().zip(self.seconds) {
             Some((count, seconds)) => {
                 writeln!(f, "{count} frames at {} a second, {seconds:.2} s", self.frame_rate)?;
+                if let Some([clips, frames]) = self.clips {
+                    writeln!(f, "clips      {clips} of {frames} frames, each with the tokens below")?;
+                }
                 writeln!(
                     f,
                     "tokens     {} video ({frames} x {rows} x {columns}), {} audio, {} text",

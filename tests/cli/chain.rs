@@ -133,3 +133,18 @@ fn what_a_chain_does_not_do_is_refused_in_a_line() {
     let (_, said) = run(CONFIG, &out, &[&CHAIN[..], &one].concat());
     assert!(said.contains("/nowhere.so"), "{said}");
 }
+
+/// Tokens are a clip's: the video of all of them is nowhere denoised.
+#[needs(nothing)]
+fn a_plan_says_the_clips() {
+    let asked =
+        ["generate", "-m", "ltx2", "--width", "256", "--height", "128", "--num-frames", "241", "--chain", "--dry-run"];
+    let planned = support::ltx2().args(asked).output().expect("the binary runs");
+    let said = String::from_utf8_lossy(&planned.stdout).into_owned() + &String::from_utf8_lossy(&planned.stderr);
+    assert!(planned.status.success(), "{said}");
+    for line in
+        ["241 frames at 24 a second", "clips      3 of 121 frames", "tokens     512 video (16 x 4 x 8), 126 audio"]
+    {
+        assert!(said.contains(line), "{said}");
+    }
+}

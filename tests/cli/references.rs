@@ -133,7 +133,8 @@ fn a_plan_counts_the_tokens_of_references() {
     let nine = video(&folder.path().join("nine"), (9, 32, 32));
     let lora = "tests/fixtures/lora/ic_tiny_a.safetensors";
     let plan = |more: &[&str]| {
-        let size = ["--width", "256", "--height", "128", "--num-frames", "17", "--dry-run"];
+        let size: &[&str] = if more.contains(&"--width") { &[] } else { &["--width", "256", "--height", "128"] };
+        let size = [size, &["--num-frames", "17", "--dry-run"]].concat();
         let given = ["generate", "-m", "ltx2", "--reference-video", &nine, "--reference-video", &nine];
         let output = support::ltx2().args([&given[..], &size, more].concat()).output().expect("the binary runs");
         assert!(output.status.success(), "{}", said(&output));
@@ -143,6 +144,10 @@ fn a_plan_counts_the_tokens_of_references() {
     let two_stages = plan(&["--lora", lora]);
     assert!(two_stages.contains("pipeline   ic_lora, preset ltx2_distilled"), "{two_stages}");
     assert!(two_stages.contains("references 8 tokens behind the first stage's video"), "{two_stages}");
+    // 2 x 2 at half the size of a first stage of 128 x 128.
+    let two_thirds = ["--lora", lora, "--upsample", "spatial_x1_5", "--width", "192", "--height", "192"];
+    let two_thirds = plan(&two_thirds);
+    assert!(two_thirds.contains("references 16 tokens behind the first stage's video"), "{two_thirds}");
     let one_stage = plan(&ONE_STAGE);
     assert!(one_stage.contains("references 128 tokens behind the first stage's video"), "{one_stage}");
 }
