@@ -31,20 +31,6 @@ impl Clip {
     pub fn read(path: &Path, ffmpeg: &Path) -> Result<Self> {
         let sound = if path.is_dir() { None } else { read_sound(path, ffmpeg, None)? };
         let frames = read_clip(path, ffmpeg)?;
-        if let Some(told) = told(path)? {
-            let found = (frames.width(), frames.height(), frames.count());
-            if found != (told.width, told.height, told.times.len()) {
-                let (width, height, count) = found;
-                let why = format!(
-                    "its header tells of {} frames of {}x{}, {count} of {width}x{height} are decoded: convert it first, e.g. \
-                     ffmpeg -i IN OUT.mp4",
-                    told.times.len(),
-                    told.width,
-                    told.height
-                );
-                return Err(unusable(path, &why));
-            }
-        }
         Ok(Clip { frames, sound: sound.filter(|sound| !sound.is_empty()) })
     }
 }
@@ -109,8 +95,8 @@ pub fn read_first_frames(path: &Path, ffmpeg: &Path, most: usize) -> Result<Fram
     Ok(if frames.count() > most { frames.part(0..most) } else { frames })
 }
 
-/// Frames, of a file no more than `most`. Of an MP4 that is cut short ffmpeg gives what is there: its header tells how many there
-/// should be.
+/// Frames, of a file no more than `most`. Of an MP4 that is cut short ffmpeg gives what is there: its header tells what there should
+/// be.
 fn read_frames(path: &Path, ffmpeg: &Path, most: Option<usize>) -> Result<Frames> {
     if path.is_dir() {
         return read_png_frames(path);
@@ -122,11 +108,18 @@ fn read_frames(path: &Path, ffmpeg: &Path, most: Option<usize>) -> Result<Frames
     let bytes = decoded_by(path, ffmpeg, &BEFORE, &[&FRAMES[..], &limit, &format].concat())?;
     let frames = bytes.and_then(|bytes| pixmaps(&bytes));
     let frames = frames.ok_or_else(|| unusable(path, "it has no video stream of one frame size"))?;
-    let all = told(path)?.map_or(0, |tables| tables.times.len()).min(most.unwrap_or(usize::MAX));
-    match frames.count() {
-        have if have < all => Err(unusable(path, &format!("it is cut short: {have} of {all} frames are there"))),
-        _ => Ok(frames),
+    let Some(told) = told(path)? else { return Ok(frames) };
+    let all = told.times.len().min(most.unwrap_or(usize::MAX));
+    let (width, height, count) = (frames.width(), frames.height(), frames.count());
+    if (width, height, count) == (told.width, told.height, all) {
+        return Ok(frames);
     }
+    let why = format!(
+        "its header tells of {all} frames of {}x{}, {count} of {width}x{height} are decoded: if it is whole, convert it first, e.g. \
+         ffmpeg -i IN OUT.mp4",
+        told.width, told.height
+    );
+    Err(unusable(path, &why))
 }
 
 fn unusable(path: &Path, reason: &str) -> Error {
