@@ -66,8 +66,9 @@ pub fn generate(
     let again: Vec<&PathBuf> = options.outputs.iter().filter(|path| options.resume && path.exists()).collect();
     let config = &duration::resolve(config, &options.jobs, group)?;
     let model = Model::of(config)?;
-    let (requests, inputs) = (requests(config, options, &model)?, inputs(config)?);
+    let requests = requests(config, options, &model)?;
     check_chain(&requests, options)?;
+    let inputs = if config.output.sidecar { inputs(config)? } else { Value::Null };
     let mut started = Instant::now();
     let mut session = Session::start(config, model, group)?;
     session.runner.executor.on_load(observer.on_load());
