@@ -38,9 +38,9 @@ fn check_request(config: &Config) -> Result<(), Fault> {
     for (key, value) in [("request.width", r.width), ("request.height", r.height)] {
         if value % multiple != 0 {
             let (low, high) = around(value, 0, multiple);
-            let stages = match 32 * config.upsamplings().iter().map(|u| u.rows()[0]).product::<usize>() {
-                32 => None,
-                96 => Some("spatial_x1_5 between two stages".to_string()),
+            let stages = match config.upsamplings().iter().map(|upsampling| upsampling.rows()[0]).product::<usize>() {
+                1 => None,
+                3 => Some("spatial_x1_5 between two stages".to_string()),
                 _ => Some("two stages".to_string()),
             };
             let scale = config.conditioning.reference_scales()[0];
@@ -387,11 +387,8 @@ impl ResolvedScales {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{CliOverrides, load};
-
-    fn set(pairs: &[&str]) -> CliOverrides {
-        CliOverrides { set: pairs.iter().map(|pair| (*pair).to_string()).collect(), ..CliOverrides::default() }
-    }
+    use crate::config::load;
+    use crate::config::tests::set;
 
     #[test]
     fn schedules_fall() {

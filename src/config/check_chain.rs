@@ -50,11 +50,8 @@ pub(super) fn outside(config: &Config, frames: usize) -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
-    use crate::config::{CliOverrides, load};
-
-    fn set(pairs: &[&str]) -> CliOverrides {
-        CliOverrides { set: pairs.iter().map(|pair| (*pair).to_string()).collect(), ..CliOverrides::default() }
-    }
+    use crate::config::load;
+    use crate::config::tests::set;
 
     #[test]
     fn what_no_chain_can_be_is_said() {

@@ -3,6 +3,11 @@
 /// Frames a latent frame covers.
 pub(crate) const FRAME_STEP: usize = 8;
 
+/// Of so many frames those that make whole latents: one, and each further latent's.
+pub(crate) fn whole_frames(frames: usize) -> usize {
+    (frames - 1) / FRAME_STEP * FRAME_STEP + 1
+}
+
 /// A key, its value, and why it cannot be used.
 pub(super) type Fault = (&'static str, String, String);
 

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::check::typed;
 use super::error::{ConfigError, ValueOrigin};
-use super::legal::FRAME_STEP;
+use super::legal::{FRAME_STEP, whole_frames};
 use super::pipeline::Pipeline;
 use super::schema::{Config, ReferenceVideo};
 use super::tree::Tree;
@@ -187,7 +187,7 @@ fn taken(frames: usize, step: usize) -> usize {
 
 /// Frames that are encoded of so many: those that are taken, as far as they make whole latents.
 pub(crate) fn encoded_frames(frames: usize, step: usize) -> usize {
-    (taken(frames, step) - 1) / FRAME_STEP * FRAME_STEP + 1
+    whole_frames(taken(frames, step))
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::check::typed;
 use super::error::{ConfigError, ValueOrigin};
-use super::legal::{FRAME_STEP, nearest_frames};
+use super::legal::{FRAME_STEP, nearest_frames, whole_frames};
 use super::pipeline::Pipeline;
 use super::presets::is_shipped;
 use super::schema::Config;
@@ -114,8 +114,7 @@ fn take_frames(
             Some(_) => {}
             // All frames keep their place in the file; the network hears those that make whole latents.
             None if pipeline == Pipeline::VideoToAudio => {
-                let frames = (info.frames - 1) / FRAME_STEP * FRAME_STEP + 1;
-                merged.set(key, frames.into(), origin);
+                merged.set(key, whole_frames(info.frames).into(), origin);
             }
             None => merged.set(key, info.frames.into(), origin),
         },

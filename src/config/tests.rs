@@ -42,7 +42,7 @@ fn file(name: &str) -> CliOverrides {
     CliOverrides { files: vec![name.into()], ..CliOverrides::default() }
 }
 
-fn set(pairs: &[&str]) -> CliOverrides {
+pub(super) fn set(pairs: &[&str]) -> CliOverrides {
     CliOverrides { set: pairs.iter().map(|p| (*p).to_string()).collect(), ..CliOverrides::default() }
 }
 

@@ -2,7 +2,7 @@
 
 use ndarray::{Array2, Array5, Axis as Dim, s};
 
-use crate::config::FRAME_STEP;
+use crate::config::whole_frames;
 use crate::media::{Clip, Frames, covering_clip};
 use crate::models::audio_vae::resample;
 use crate::request::{Assembly, Request};
@@ -43,8 +43,11 @@ pub(super) fn assemble(
 
 /// The given video's frames that get other sound: all where those that make whole latents are asked for, else the first ones.
 fn given_frames(request: &Request, clip: &Clip) -> Frames {
-    let all = (clip.frames.count() - 1) / FRAME_STEP * FRAME_STEP + 1;
-    if request.num_frames >= all { clip.frames.clone() } else { clip.frames.part(0..request.num_frames) }
+    if request.num_frames >= whole_frames(clip.frames.count()) {
+        clip.frames.clone()
+    } else {
+        clip.frames.part(0..request.num_frames)
+    }
 }
 
 /// The given video's samples, silence where it has none.

@@ -110,7 +110,8 @@ impl Join {
 
     fn add_sound(&mut self, at: usize, sound: Array2<f32>, is_last: bool) -> Array2<f32> {
         let left = self.samples.saturating_sub(self.heard);
-        let mut whole = Vec::new();
+        let channels = sound.nrows();
+        let mut whole = vec![Array2::zeros((channels, 0))];
         if at > 0 {
             // Both know what is in the middle of what both have; at their ends less is known of what is around.
             let (start, end) = (self.starts[at], self.heard + self.sound.ncols());
@@ -129,12 +130,11 @@ impl Join {
         } else {
             self.sound = sound;
         }
-        let channels = self.sound.nrows();
         if is_last {
             whole.extend([std::mem::take(&mut self.sound), Array2::zeros((channels, left))]);
         }
         let views: Vec<_> = whole.iter().map(|part| part.view()).collect();
-        let mut whole = ndarray::concatenate(Dim(1), &views).unwrap_or_else(|_| Array2::zeros((channels, 0)));
+        let mut whole = ndarray::concatenate(Dim(1), &views).expect("clips have the same channels");
         if is_last {
             whole.slice_axis_inplace(Dim(1), Slice::from(..left));
         }

@@ -270,11 +270,7 @@ impl Runner {
         }
         let from = if part.last { have - part.frames } else { 0 };
         let frames = given.frames.part(from..from + part.frames);
-        let video = media::covering_clip(&frames, request.height, request.width);
-        let encoded = self.video_encoder(video)?.run(&self.executor)?;
-        let mut latents: Array5<f32> = fixed(encoded.tensor("latents")?.into_f32())?;
-        self.model.statistics.video.normalize(&mut latents, 1)?;
-        Ok(self.model.sizes.video_grid.pack(latents.slice(s![.., .., part.skipped.., .., ..]))?)
+        self.encode_frames(&frames, [request.height, request.width], part.skipped)
     }
 
     /// A reference video as normalised tokens `[1, n, c]`, at its part of a pass' size.
@@ -286,11 +282,16 @@ impl Runner {
             return Err(too_short(path, all.count(), needed));
         }
         let frames = all.select((0..grid.frames).map(|i| grid.frame(i)));
-        let video = media::covering_clip(&frames, request.height / grid.downscale, request.width / grid.downscale);
+        self.encode_frames(&frames, [request.height, request.width].map(|side| side / grid.downscale), 0)
+    }
+
+    /// Frames at a size, `[height, width]`, as normalised tokens `[1, n, c]`, without those of the first `skipped` latents.
+    fn encode_frames(&mut self, frames: &Frames, size: [usize; 2], skipped: usize) -> Result<Array3<f32>> {
+        let video = media::covering_clip(frames, size[0], size[1]);
         let encoded = self.video_encoder(video)?.run(&self.executor)?;
         let mut latents: Array5<f32> = fixed(encoded.tensor("latents")?.into_f32())?;
         self.model.statistics.video.normalize(&mut latents, 1)?;
-        Ok(self.model.sizes.video_grid.pack(latents.view())?)
+        Ok(self.model.sizes.video_grid.pack(latents.slice(s![.., .., skipped.., .., ..]))?)
     }
 
     /// An image as normalised tokens `[1, h·w, c]` of a pass' size.
