@@ -68,7 +68,7 @@ pub fn generate(
     let model = Model::of(config)?;
     let requests = requests(config, options, &model)?;
     check_chain(&requests, options)?;
-    let inputs = if config.output.sidecar { inputs(config)? } else { Value::Null };
+    let inputs = inputs(config)?;
     let mut started = Instant::now();
     let mut session = Session::start(config, model, group)?;
     session.runner.executor.on_load(observer.on_load());
@@ -93,8 +93,8 @@ pub fn generate(
             }
         };
         for ((jobs, requests), paths) in batches {
+            let together = Together { jobs, requests, paths, inputs: &inputs };
             if requests[0].chain.is_some() {
-                let together = Together { jobs, requests, paths, inputs: &inputs };
                 tell(chained(&mut session, options, &run, &together, started, observer)?, observer);
                 session.runner.executor.reset_set_up_time();
                 started = Instant::now();
@@ -125,7 +125,6 @@ pub fn generate(
             let videos = videos?;
             if first {
                 let replaces = |path: &PathBuf| options.force || again.contains(&path);
-                let together = Together { jobs, requests, paths, inputs: &inputs };
                 writer.start(to_be_written(&session, &together, videos, made, &replaces)?, run.saving.take());
             }
             session.runner.executor.reset_set_up_time();
@@ -251,8 +250,12 @@ fn requests(config: &Config, options: &GenerateOptions, model: &Model) -> Result
     Ok(requests)
 }
 
-/// SHA-256 of every file that a configuration's requests are made from, by its path; that of a folder is of its files in turn.
+/// For sidecars, SHA-256 of every file that a configuration's requests are made from, by its path; that of a folder is of its files
+/// in turn.
 fn inputs(config: &Config) -> Result<Value> {
+    if !config.output.sidecar {
+        return Ok(Value::Null);
+    }
     let hash = |path: &str| Ok((path.to_string(), json!(media::sha256_of(Path::new(path))?)));
     config.request.files().map(hash).collect()
 }
