@@ -56,6 +56,7 @@ pub mod quality;
 pub mod request;
 pub mod runtime;
 pub mod sampling;
+pub mod serve;
 pub mod tune;
 pub mod weights;
 

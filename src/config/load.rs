@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use super::error::{ConfigError, ValueOrigin};
 use super::pipeline::Pipeline;
 use super::schema::{Config, Mesh};
+use super::serve::Serve;
 use super::tree::Tree;
 use super::validate::{Place, accepts_text, validate};
 use super::yaml::{self, Data, Node};
@@ -407,6 +408,7 @@ impl Config {
         own.request.prompts = None;
         own.request.num_videos = 1;
         own.request.seed = seed;
+        own.serve = Serve::default();
         // Whoever repeats the run starts it in a way of their own.
         let shares = &mut own.runtime.distributed;
         (shares.coordinator, shares.process_id, shares.num_processes) = (None, None, None);

@@ -18,6 +18,7 @@ mod pipeline;
 pub mod presets;
 mod references;
 mod schema;
+mod serve;
 mod source;
 mod tree;
 mod validate;
@@ -37,6 +38,7 @@ pub use pipeline::Pipeline;
 pub use presets::shipped_layouts;
 pub(crate) use references::{encoded_frames, mask_group};
 pub use schema::*;
+pub use serve::{Bytes, Drain, LogFormat, NamedLora, Seconds, Serve, ServeSeed};
 pub(crate) use source::beyond_training;
 pub use validate::{experiment_schema, json_schema};
 

@@ -48,6 +48,12 @@ pub(crate) fn resolve(root: &mut Node, folder: &Path) {
                 );
                 text(node, "compile_cache", |t| if matches!(t, "auto" | "off") { t.into() } else { join(folder, t) });
             }
+            "serve" => {
+                ["api_key_file", "state"].iter().for_each(|key| text(node, key, |t| join(folder, t)));
+                if let Some(Data::Map(loras)) = child(node, "loras").map(|loras| &mut loras.data) {
+                    loras.iter_mut().for_each(|(_, lora)| text(lora, "path", |t| join(folder, t)));
+                }
+            }
             "layout" => change(node, |t| layout(folder, t)),
             _ => {}
         }

@@ -6,6 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::pipeline::Pipeline;
+use super::serve::Serve;
 use crate::defaults::with_defaults;
 use crate::kernels::AttentionKernel;
 use crate::media::ImageH264;
@@ -60,6 +61,9 @@ with_defaults! {
         pub runtime: Runtime = Runtime::default(),
         /// Files to write.
         pub output: Output = Output::default(),
+        /// The server, `ltx2 serve`.
+        #[serde(skip_serializing_if = "Serve::is_default")]
+        pub serve: Serve = Serve::default(),
     }
 }
 
@@ -139,7 +143,7 @@ fn one() -> f64 {
     1.0
 }
 
-fn both_stages() -> Vec<u8> {
+pub(super) fn both_stages() -> Vec<u8> {
     vec![1, 2]
 }
 

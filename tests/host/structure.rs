@@ -9,7 +9,7 @@ use crate::support::needs;
 /// Modules from the top down; a module may use those of later lines.
 const LAYERS: &[&[&str]] = &[
     &["cli"],
-    &["tune"],
+    &["tune", "serve"],
     &["perf"],
     &["pipeline"],
     &["request"],

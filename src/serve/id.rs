@@ -1,0 +1,121 @@
+//! Ids of videos: `video_` and a ULID, so that they sort by time.
+
+use std::fmt;
+use std::sync::Mutex;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+
+/// Crockford's base 32, lower case.
+const DIGITS: &[u8; 32] = b"0123456789abcdefghjkmnpqrstvwxyz";
+const PREFIX: &str = "video_";
+
+/// Id of a video: `video_` and 26 characters. Ids sort by the time they were made.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct VideoId(String);
+
+impl VideoId {
+    /// The id in a path or a query; nothing for text that no server made.
+    pub fn parse(text: &str) -> Option<Self> {
+        let digits = text.strip_prefix(PREFIX)?;
+        // 128 bits are 25.6 digits: the first is at most 7.
+        let legal = digits.len() == 26 && digits.bytes().all(|b| DIGITS.contains(&b)) && digits.as_bytes()[0] <= b'7';
+        legal.then(|| VideoId(text.into()))
+    }
+
+    /// The id as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    fn of(millis: u64, random: u128) -> Self {
+        let bits = (u128::from(millis) << 80) | (random & ((1 << 80) - 1));
+        let digit = |at: u32| DIGITS[(bits >> (5 * at) & 31) as usize] as char;
+        VideoId(PREFIX.chars().chain((0..26).rev().map(digit)).collect())
+    }
+}
+
+impl fmt::Display for VideoId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for VideoId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl TryFrom<String> for VideoId {
+    type Error = String;
+    fn try_from(text: String) -> Result<Self, String> {
+        VideoId::parse(&text).ok_or_else(|| format!("{text} is no id of a video"))
+    }
+}
+
+impl From<VideoId> for String {
+    fn from(id: VideoId) -> String {
+        id.0
+    }
+}
+
+/// Maker of ids, each of which sorts behind those before it, also where the clock is set back.
+#[derive(Debug)]
+pub struct Ids {
+    last: Mutex<(u64, u128)>,
+}
+
+impl Ids {
+    /// Ids behind `last`, where there is one.
+    pub fn behind(last: Option<&VideoId>) -> Self {
+        let bits = last.map_or(0, |id| {
+            let digit = |b: u8| DIGITS.iter().position(|d| *d == b).unwrap_or(0) as u128;
+            id.0.bytes().skip(PREFIX.len()).fold(0, |bits: u128, b| bits << 5 | digit(b))
+        });
+        Ids { last: Mutex::new(((bits >> 80) as u64, bits & ((1 << 80) - 1))) }
+    }
+
+    /// A new id. The low bits are random, so that nobody guesses the next.
+    ///
+    /// # Errors
+    /// No source of random numbers.
+    pub fn next(&self) -> std::io::Result<VideoId> {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
+        let mut random = [0; 16];
+        getrandom::fill(&mut random).map_err(|error| std::io::Error::other(error.to_string()))?;
+        let mut last = self.last.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        // The top bit stays free for the steps of a millisecond.
+        let drawn = u128::from_le_bytes(random) & ((1 << 79) - 1);
+        let (millis, low) = *last;
+        *last = if now > millis { (now, drawn) } else { (millis, low + 1 + (drawn & ((1 << 60) - 1))) };
+        Ok(VideoId::of(last.0, last.1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_sort_by_time_also_where_the_clock_is_set_back() {
+        let future = VideoId::of(1 << 46, 7);
+        let ids = Ids::behind(Some(&future));
+        let made: Vec<VideoId> = (0..1000).map(|_| ids.next().expect("an id")).collect();
+        assert!(made[0] > future);
+        assert!(made.windows(2).all(|pair| pair[0] < pair[1]));
+        assert!(made.iter().all(|id| VideoId::parse(id.as_str()).as_ref() == Some(id)));
+    }
+
+    #[test]
+    fn other_text_is_no_id() {
+        let good = Ids::behind(None).next().expect("an id").to_string();
+        assert_eq!(good.len(), 32);
+        for bad in ["", "video_", "video_../../../etc/passwd", &good.to_uppercase(), &good[1..], &format!("{good}0")] {
+            assert_eq!(VideoId::parse(bad), None, "{bad}");
+        }
+        assert_eq!(VideoId::parse("video_8zzzzzzzzzzzzzzzzzzzzzzzzz"), None);
+        assert_eq!(VideoId::parse("video_0000000000000000000000000u"), None);
+    }
+}

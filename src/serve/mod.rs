@@ -1,0 +1,21 @@
+//! The HTTP server of `ltx2 serve`: videos as jobs, in the dialect of OpenAI's `/v1/videos`.
+//!
+//! ```text
+//! HTTP (tokio) -> Jobs (index in memory) -> device thread -> finisher thread -> store
+//!    polls, SSE, files    durable transitions     owns the model    MP4, JPEG, sidecar
+//! ```
+//!
+//! No handler knows the pipeline, no device knows HTTP. [`fields`] turns a request into an [`Accepted`] job, [`Jobs`] holds every
+//! job and its state, [`worker`] runs them in the order that [`schedule`] gives on a [`Device`], [`store`] keeps them.
+
+pub mod device;
+pub mod error;
+pub mod fields;
+pub mod form;
+pub mod id;
+pub mod inputs;
+pub mod job;
+pub mod jobs;
+pub mod schedule;
+pub mod store;
+pub mod worker;
