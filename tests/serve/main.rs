@@ -6,7 +6,11 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod crash;
+mod disk;
 mod jobs;
+mod load;
+mod scripted;
 
 fn main() -> std::process::ExitCode {
     support::harness::main()
