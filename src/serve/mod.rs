@@ -23,6 +23,7 @@ pub mod job;
 pub mod jobs;
 pub mod listen;
 pub mod metrics;
+pub mod model_device;
 pub mod objects;
 pub mod schedule;
 pub mod server;
