@@ -7,6 +7,7 @@
 mod support;
 
 mod jobs;
+mod nano;
 
 fn main() -> std::process::ExitCode {
     support::harness::main()
