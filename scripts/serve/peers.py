@@ -9,6 +9,7 @@ so, and the run fails: an example that was not run is none that passed. Exit cod
 """
 
 import argparse
+import json
 import os
 import re
 import shlex
@@ -161,16 +162,19 @@ def sglang_curl(peers):
         if "<VIDEO_ID>" in command:
             command = command.replace("<VIDEO_ID>", made[0] if "/content" in command else made[-1])
         if "/content" in command:
-            wait = f'until curl -sS {peers.address}/v1/videos/{made[0]} | grep -q \'"status":"completed"\'; do sleep 1; done\n'
+            ask = command.replace("/content", "").split(" -o ")[0].rstrip("\\ \n")
+            wait = f'for _ in $(seq 600); do {ask} | grep -q \'"status": *"completed"\' && break; sleep 1; done\n'
             command = wait + command
         answer = peers.run(["bash", "-ec", peers.readdressed(command)])
+        if "/content" in command:
+            continue
+        said = json.loads(answer)
         if is_remote:
-            assert '"code":"invalid_image"' in answer or '"param":"reference_url"' in answer, answer
-        elif created := re.search(r'"id":"(video_\w{26})"', answer):
-            if "POST" in command and "cancel" not in command:
-                made.append(created[1])
-        else:
-            assert '"error":{' not in answer, f"{shlex.quote(command)}: {answer}"
+            equal(said["error"]["param"], "reference_url", "the field of a remote image")
+            continue
+        assert "error" not in said or said["error"] is None or "cancel" in command, f"{shlex.quote(command)}: {answer}"
+        if "POST" in command and "cancel" not in command:
+            made.append(said["id"])
     assert len(made) >= 2, made
     peers.is_video("output.mp4")
 

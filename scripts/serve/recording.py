@@ -2,14 +2,18 @@
 
 A file has the client's name and a list of checks, each with its exchanges in order:
 
-  method, path, headers, body   as sent; `{v1}` is the id of a video that an earlier answer gave, `{png}` the image of `png(64, 64)`
+  method, path, headers         as sent; `{v1}` is the id of a video that an earlier answer gave
+  body, or form                 as sent; a form's fields in order, of files also name and type; `{png}` is the image of `png(64, 64)`
   binds                         the name that the answer's id (or a list's `last_id`) has from here on
   status, kind                  of the answer; its media type
-  answer                        shape of a JSON answer: words for types, but for the values that clients act on
+  answer                        shape of a JSON answer: words for types, but for the values that clients act on; by its name in `shapes`
+                                where several answers have it
   until                         asked again until the answer's status is this
 """
 
 import json
+import re
+from collections import Counter
 from pathlib import Path
 
 from server import png
@@ -20,7 +24,6 @@ HEADERS = ["accept", "authorization", "content-type", "idempotency-key", "range"
 KEPT = {"object", "code", "param", "type", "deleted"}
 # Timed against a device, the same requests at once, or with files of what was made: not for replaying.
 LEFT_OUT = {"a_full_queue_is_waited_for", "the_async_client_works", "videos_are_edited_and_extended"}
-# A client's answer to a time-out that no server is to have.
 IMAGE = png(64, 64)
 
 
@@ -37,23 +40,31 @@ def shape(value, key=None):
 
 
 def sent(exchange, names):
-    """The request as text, with names for ids and files."""
-    boundary = (exchange.header("content-type") or "").partition("boundary=")[2]
-    text = exchange.body.replace(IMAGE, b"{png}").decode()
-    text = text.replace(boundary, "BOUNDARY") if boundary else text
+    """The request's own keys of a row, with names for ids and files."""
+
+    def named(text):
+        for given, name in names.items():
+            text = text.replace(given, f"{{{name}}}")
+        return text
+
+    row = {"method": exchange.method, "path": named(exchange.path)}
     headers = {name: exchange.header(name) for name in HEADERS if exchange.header(name)}
-    if boundary:
-        headers["content-type"] = headers["content-type"].replace(boundary, "BOUNDARY")
-    path = exchange.path
-    for given, name in names.items():
-        path, text = path.replace(given, f"{{{name}}}"), text.replace(given, f"{{{name}}}")
-    return path, headers, text
-
-
-def fields_of(exchange, text):
-    """What tells two bodies apart, their values left out."""
     if parts := exchange.fields():
-        return tuple(sorted({name for name, *_ in parts}))
+        del headers["content-type"]
+        plain = lambda value: named(value.replace(IMAGE, b"{png}").decode())  # noqa: E731
+        row["form"] = [
+            [name, plain(value), *([] if filename is None else [filename, kind])] for name, filename, kind, value in parts
+        ]
+    elif exchange.body:
+        row["body"] = named(exchange.body.decode())
+    return row | {"headers": headers}
+
+
+def fields_of(row):
+    """What tells two bodies apart, their values left out."""
+    if "form" in row:
+        return tuple(sorted({name for name, *_ in row["form"]}))
+    text = row.get("body", "")
     return tuple(sorted(json.loads(text))) if text.startswith("{") else text
 
 
@@ -61,11 +72,7 @@ def recorded(exchanges):
     """A check's exchanges as rows; of those that differ in values only, the first and what later ones build on."""
     names, rows = {}, []
     for exchange in exchanges:
-        path, headers, text = sent(exchange, names)
-        answer = exchange.json()
-        row = {"method": exchange.method, "path": path, "headers": headers}
-        if text:
-            row["body"] = text
+        row, answer = sent(exchange, names), exchange.json()
         given = answer.get("last_id") or answer.get("id") if isinstance(answer, dict) else None
         if given and given.startswith("video_") and given not in names:
             names[given] = row["binds"] = f"v{len(names) + 1}"
@@ -74,8 +81,8 @@ def recorded(exchanges):
             row["answer"] = shape(answer)
             if exchange.method == "GET" and answer.get("status") in ("completed", "failed"):
                 row["until"] = answer["status"]
-        unlike = path if "{v" not in path else path.split("{v")[0] + path.split("}", 1)[1]
-        rows.append((row, (exchange.method, unlike, fields_of(exchange, text), exchange.status, row.get("until"))))
+        unlike = re.sub(r"\{v\d+\}", "", row["path"])
+        rows.append((row, (exchange.method, unlike, fields_of(row), exchange.status, row.get("until"))))
     kept, seen = [], set()
     for at, (_, key) in enumerate(rows):
         if key not in seen:
@@ -98,11 +105,19 @@ def recorded(exchanges):
 
 def write(file, client, checks):
     """Writes a client's checks, one exchange a line."""
-    lines = []
-    for name, exchanges in checks:
-        if name in LEFT_OUT or not exchanges:
-            continue
-        rows = ",\n".join("   " + json.dumps(row, ensure_ascii=False, separators=(",", ":")) for row in recorded(exchanges))
-        lines.append(f'  {{"check": {json.dumps(name)}, "exchanges": [\n{rows}\n  ]}}')
+    kept = [(name, recorded(exchanges)) for name, exchanges in checks if name not in LEFT_OUT and exchanges]
+    counts = Counter(json.dumps(row["answer"]) for _, rows in kept for row in rows if "answer" in row)
+    often = [text for text, count in counts.most_common() if count > 1 and len(text) > 40]
+    names = {text: f"{json.loads(text).get('object', 'error')} {at}" for at, text in enumerate(often)}
+    line = lambda value: json.dumps(value, ensure_ascii=False, separators=(",", ":"))  # noqa: E731
+    groups = []
+    for name, rows in kept:
+        for row in rows:
+            if "answer" in row:
+                row["answer"] = names.get(json.dumps(row["answer"]), row["answer"])
+        groups.append(f' {{"check":{line(name)},"exchanges":[\n  ' + ",\n  ".join(map(line, rows)) + "\n ]}")
+    shapes = ",\n  ".join(f"{line(name)}:{line(json.loads(text))}" for text, name in names.items())
     Path(file).parent.mkdir(parents=True, exist_ok=True)
-    Path(file).write_text(f'{{"client": {json.dumps(client)}, "checks": [\n' + ",\n".join(lines) + "\n]}\n")
+    whole = f'{{"client":{line(client)},"shapes":{{\n  {shapes}\n }},"checks":[\n' + ",\n".join(groups) + "\n]}\n"
+    json.loads(whole)
+    Path(file).write_text(whole)
