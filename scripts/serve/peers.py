@@ -18,7 +18,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-import recording
+import recorded
 from server import Checks, Proxy, Server, equal, png
 
 # Checkouts at which the examples ran last, and what of them was there.
@@ -206,7 +206,7 @@ def main():
         return 0
     for project, commit in KNOWN.items():
         print(f"{project}: last run with {commit}")
-    checks, exchanges = Checks(), []
+    checks, calls = Checks(), []
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder) / "work"
         work.mkdir()
@@ -217,13 +217,13 @@ def main():
             for check in CHECKS:
                 if arguments.only and arguments.only not in check.__name__:
                     continue
-                start = len(proxy.exchanges)
+                start = len(proxy.calls)
                 checks.run(check, peers)
-                exchanges.append((check.__name__, proxy.exchanges[start:]))
+                calls.append((check.__name__, proxy.calls[start:]))
             if checks.failed:
                 print(server.said())
     if arguments.record:
-        recording.write(arguments.record, "examples of SGLang, vLLM-Omni and TensorRT-LLM", exchanges)
+        recorded.write(arguments.record, "examples of SGLang, vLLM-Omni and TensorRT-LLM", calls)
     return checks.end("peers")
 
 

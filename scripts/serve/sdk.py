@@ -22,7 +22,7 @@ from pathlib import Path
 import openai
 from openai import AsyncOpenAI, OpenAI
 
-import recording
+import recorded
 from server import Checks, Proxy, Server, equal, png
 
 # The client's own warning: OpenAI's service of that name has ended, the protocol has not.
@@ -55,9 +55,9 @@ class Wire:
         return done
 
     def sent(self, ending="/videos"):
-        """Fields of the last form, and the exchange."""
-        exchange = self.proxy.of("POST", ending)[-1]
-        return exchange.fields(), exchange
+        """Fields of the last form, and the call."""
+        call = self.proxy.of("POST", ending)[-1]
+        return call.fields(), call
 
     def sidecar(self, video):
         return json.loads(self.client.videos.download_content(video.id, variant="sidecar").read())
@@ -82,7 +82,7 @@ def a_form_is_answered_with_a_video(wire):
     raw = wire.client.videos.with_raw_response.create(
         prompt="a red circle bounces on blue", size=SIZE, seconds="1", model="nano", extra_body=QUICK | {"seed": 7}
     )
-    video, (fields, exchange) = raw.parse(), wire.sent()
+    video, (fields, call) = raw.parse(), wire.sent()
     assert ID.fullmatch(video.id), video.id
     equal((video.object, video.status, video.progress, video.model), ("video", "queued", 0, "nano"), "the video")
     equal((video.prompt, video.size, video.seconds), ("a red circle bounces on blue", SIZE, "1"), "the request's fields")
@@ -91,9 +91,9 @@ def a_form_is_answered_with_a_video(wire):
     equal(raw.headers["location"], f"/v1/videos/{video.id}", "Location")
     assert re.fullmatch(r"[A-Za-z0-9._-]{1,128}", raw.headers["x-request-id"]), raw.headers["x-request-id"]
     # The facts of the client: always a form, whatever is given as text, no key for a repetition.
-    assert exchange.header("content-type").startswith("multipart/form-data; boundary="), exchange.header("content-type")
+    assert call.header("content-type").startswith("multipart/form-data; boundary="), call.header("content-type")
     equal(dict(texts(fields))["seed"], "7", "a number in a form")
-    equal(exchange.header("idempotency-key"), None, "Idempotency-Key")
+    equal(call.header("idempotency-key"), None, "Idempotency-Key")
     done = wire.finish(video)
     equal((done.progress, done.id), (100, video.id), "the end")
     assert done.completed_at >= done.created_at and done.expires_at > done.completed_at, done
@@ -131,8 +131,8 @@ def a_video_is_created_and_polled(wire):
     }
     for variant, (kind, magic, at) in begins.items():
         content = wire.client.videos.download_content(video.id, variant=variant)
-        exchange = wire.proxy.of("GET", "/content")[-1]
-        equal(exchange.header("accept"), "application/binary", "what the client accepts")
+        call = wire.proxy.of("GET", "/content")[-1]
+        equal(call.header("accept"), "application/binary", "what the client accepts")
         equal(content.response.headers["content-type"], kind, f"the type of {variant}")
         equal(content.content[at : at + len(magic)], magic, f"the first bytes of {variant}")
         assert content.response.headers["etag"].startswith('"'), content.response.headers
@@ -204,9 +204,9 @@ def a_video_is_remixed(wire):
     """remix: JSON; the source's seed and size under a new prompt"""
     source = wire.finish(wire.create(extra={"seed": 14}))
     remix = wire.client.videos.remix(source.id, prompt="the circle turns green")
-    exchange = wire.proxy.of("POST", "/remix")[-1]
-    equal(exchange.header("content-type"), "application/json", "the body of remix")
-    equal(json.loads(exchange.body), {"prompt": "the circle turns green"}, "the body of remix")
+    call = wire.proxy.of("POST", "/remix")[-1]
+    equal(call.header("content-type"), "application/json", "the body of remix")
+    equal(json.loads(call.body), {"prompt": "the circle turns green"}, "the body of remix")
     equal((remix.remixed_from_video_id, remix.size, remix.model_extra["seed"]), (source.id, SIZE, 14), "the remix")
     equal(wire.finish(remix).prompt, "the circle turns green", "its prompt")
     waiting = wire.create(extra={"seed": 15, "steps": 20})
@@ -344,11 +344,11 @@ def the_async_client_works(wire):
 def keys_are_asked_for(wire):
     """api_key: a wrong one is 401 and not tried again; each sees its own videos"""
     stranger = wire.of(OpenAI, api_key="wrong")
-    before = len(wire.proxy.exchanges)
+    before = len(wire.proxy.calls)
     error = raised(openai.AuthenticationError, stranger.videos.list)
     equal((error.code, error.type), ("invalid_api_key", "authentication_error"), "the error")
     assert error.response.headers["www-authenticate"].startswith("Bearer"), error.response.headers
-    equal(len(wire.proxy.exchanges), before + 1, "requests")
+    equal(len(wire.proxy.calls), before + 1, "requests")
     own = wire.create(extra={"seed": 50})
     other = wire.of(OpenAI, api_key="second-key-of-the-test")
     equal(raised(openai.NotFoundError, other.videos.retrieve, own.id).code, "video_not_found", "another's video")
@@ -405,7 +405,7 @@ def main():
     parser.add_argument("--only", help="checks whose names have this in them")
     arguments = parser.parse_args()
     chosen = lambda checks: [c for c in checks if not arguments.only or arguments.only in c.__name__]  # noqa: E731
-    checks, exchanges = Checks(), []
+    checks, calls = Checks(), []
     print(f"openai {openai.__version__}")
     with tempfile.TemporaryDirectory() as folder:
         keys = Path(folder) / "keys"
@@ -421,13 +421,13 @@ def main():
             with Server(arguments.ltx2, folder, *warm, *more) as server, Proxy(server.port) as proxy:
                 wire = Wire(server, proxy, key)
                 for check in chosen(group):
-                    start = len(proxy.exchanges)
+                    start = len(proxy.calls)
                     checks.run(check, wire)
-                    exchanges.append((check.__name__, proxy.exchanges[start:]))
+                    calls.append((check.__name__, proxy.calls[start:]))
                 if checks.failed:
                     print(server.said())
     if arguments.record:
-        recording.write(arguments.record, f"openai {openai.__version__}", exchanges)
+        recorded.write(arguments.record, f"openai {openai.__version__}", calls)
     return checks.end("serve-sdk")
 
 

@@ -78,7 +78,7 @@ class Server:
 
 
 @dataclass
-class Exchange:
+class Call:
     """A request as it came and its answer."""
 
     method: str
@@ -120,10 +120,10 @@ class Exchange:
 
 
 class Proxy:
-    """Passes requests on to a server and keeps each exchange. Answers are passed on whole."""
+    """Passes requests on to a server and keeps each call. Answers are passed on whole."""
 
     def __init__(self, port):
-        self.exchanges, self.lock = [], threading.Lock()
+        self.calls, self.lock = [], threading.Lock()
         proxy = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -132,25 +132,25 @@ class Proxy:
             def pass_on(self):
                 length = int(self.headers.get("content-length") or 0)
                 body = self.rfile.read(length) if length else self.chunks()
-                exchange = Exchange(self.command, self.path, list(self.headers.items()), body)
+                call = Call(self.command, self.path, list(self.headers.items()), body)
                 onward = {key: value for key, value in self.headers.items() if key.lower() not in HOP}
                 upstream = http.client.HTTPConnection("127.0.0.1", port, timeout=900)
                 try:
                     upstream.request(self.command, self.path, body or None, onward)
                     answer = upstream.getresponse()
-                    exchange.status, exchange.answer_headers = answer.status, answer.getheaders()
-                    exchange.answer = answer.read()
+                    call.status, call.answer_headers = answer.status, answer.getheaders()
+                    call.answer = answer.read()
                 finally:
                     upstream.close()
                 with proxy.lock:
-                    proxy.exchanges.append(exchange)
-                self.send_response(exchange.status)
-                for key, value in exchange.answer_headers:
+                    proxy.calls.append(call)
+                self.send_response(call.status)
+                for key, value in call.answer_headers:
                     if key.lower() not in HOP:
                         self.send_header(key, value)
-                self.send_header("content-length", str(len(exchange.answer)))
+                self.send_header("content-length", str(len(call.answer)))
                 self.end_headers()
-                self.wfile.write(b"" if self.command == "HEAD" else exchange.answer)
+                self.wfile.write(b"" if self.command == "HEAD" else call.answer)
 
             def chunks(self):
                 if self.headers.get("transfer-encoding", "").lower() != "chunked":
@@ -185,9 +185,9 @@ class Proxy:
         self.http.server_close()
 
     def of(self, method, ending):
-        """Exchanges of a method whose path ends so, the query apart."""
+        """Calls of a method whose path ends so, the query apart."""
         with self.lock:
-            return [e for e in self.exchanges if e.method == method and e.path.split("?")[0].endswith(ending)]
+            return [e for e in self.calls if e.method == method and e.path.split("?")[0].endswith(ending)]
 
 
 def png(width, height, colour=(200, 40, 40)):

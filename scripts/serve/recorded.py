@@ -1,11 +1,11 @@
 """Requests of clients as facts for `cargo test --test serve recorded::`: what they send, and the shape of what they are answered.
 
-A file has the client's name and a list of checks, each with its exchanges in order:
+A file has the client's name and a list of checks, each with its calls in order:
 
-  method, path, headers         as sent; `{v1}` is the id of a video that an earlier answer gave
+  method, path, headers         as sent, where they are not the file's `headers`; `{v1}` is the id of a video that an earlier answer gave
   body, or form                 as sent; a form's fields in order, of files also name and type; `{png}` is the image of `png(64, 64)`
   binds                         the name that the answer's id (or a list's `last_id`) has from here on
-  status, kind                  of the answer; its media type
+  status, kind                  of the answer; its media type, where it is not JSON
   answer                        shape of a JSON answer: words for types, but for the values that clients act on; by its name in `shapes`
                                 where several answers have it
   until                         asked again until the answer's status is this
@@ -39,7 +39,7 @@ def shape(value, key=None):
     return "null" if value is None else names[type(value)]
 
 
-def sent(exchange, names):
+def sent(call, names):
     """The request's own keys of a row, with names for ids and files."""
 
     def named(text):
@@ -47,16 +47,16 @@ def sent(exchange, names):
             text = text.replace(given, f"{{{name}}}")
         return text
 
-    row = {"method": exchange.method, "path": named(exchange.path)}
-    headers = {name: exchange.header(name) for name in HEADERS if exchange.header(name)}
-    if parts := exchange.fields():
+    row = {"method": call.method, "path": named(call.path)}
+    headers = {name: call.header(name) for name in HEADERS if call.header(name)}
+    if parts := call.fields():
         del headers["content-type"]
         plain = lambda value: named(value.replace(IMAGE, b"{png}").decode())  # noqa: E731
         row["form"] = [
             [name, plain(value), *([] if filename is None else [filename, kind])] for name, filename, kind, value in parts
         ]
-    elif exchange.body:
-        row["body"] = named(exchange.body.decode())
+    elif call.body:
+        row["body"] = named(call.body.decode())
     return row | {"headers": headers}
 
 
@@ -68,21 +68,21 @@ def fields_of(row):
     return tuple(sorted(json.loads(text))) if text.startswith("{") else text
 
 
-def recorded(exchanges):
-    """A check's exchanges as rows; of those that differ in values only, the first and what later ones build on."""
+def kept_of(calls):
+    """A check's calls as rows; of those that differ in values only, the first and what later ones build on."""
     names, rows = {}, []
-    for exchange in exchanges:
-        row, answer = sent(exchange, names), exchange.json()
+    for call in calls:
+        row, answer = sent(call, names), call.json()
         given = answer.get("last_id") or answer.get("id") if isinstance(answer, dict) else None
         if given and given.startswith("video_") and given not in names:
             names[given] = row["binds"] = f"v{len(names) + 1}"
-        row |= {"status": exchange.status, "kind": (exchange.answered("content-type") or "").split(";")[0]}
+        row |= {"status": call.status, "kind": (call.answered("content-type") or "").split(";")[0]}
         if answer is not None:
             row["answer"] = shape(answer)
-            if exchange.method == "GET" and answer.get("status") in ("completed", "failed"):
+            if call.method == "GET" and answer.get("status") in ("completed", "failed"):
                 row["until"] = answer["status"]
         unlike = re.sub(r"\{v\d+\}", "", row["path"])
-        rows.append((row, (exchange.method, unlike, fields_of(row), exchange.status, row.get("until"))))
+        rows.append((row, (call.method, unlike, fields_of(row), call.status, row.get("until"))))
     kept, seen = [], set()
     for at, (_, key) in enumerate(rows):
         if key not in seen:
@@ -104,20 +104,24 @@ def recorded(exchanges):
 
 
 def write(file, client, checks):
-    """Writes a client's checks, one exchange a line."""
-    kept = [(name, recorded(exchanges)) for name, exchanges in checks if name not in LEFT_OUT and exchanges]
+    """Writes a client's checks, one call a line."""
+    kept = [(name, kept_of(calls)) for name, calls in checks if name not in LEFT_OUT and calls]
     counts = Counter(json.dumps(row["answer"]) for _, rows in kept for row in rows if "answer" in row)
     often = [text for text, count in counts.most_common() if count > 1 and len(text) > 40]
     names = {text: f"{json.loads(text).get('object', 'error')} {at}" for at, text in enumerate(often)}
     line = lambda value: json.dumps(value, ensure_ascii=False, separators=(",", ":"))  # noqa: E731
+    usual = json.loads(Counter(json.dumps(row["headers"]) for _, rows in kept for row in rows).most_common(1)[0][0])
     groups = []
     for name, rows in kept:
         for row in rows:
             if "answer" in row:
                 row["answer"] = names.get(json.dumps(row["answer"]), row["answer"])
-        groups.append(f' {{"check":{line(name)},"exchanges":[\n  ' + ",\n  ".join(map(line, rows)) + "\n ]}")
+                del row["kind"]
+            if row["headers"] == usual:
+                del row["headers"]
+        groups.append(f' {{"check":{line(name)},"calls":[\n  ' + ",\n  ".join(map(line, rows)) + "\n ]}")
     shapes = ",\n  ".join(f"{line(name)}:{line(json.loads(text))}" for text, name in names.items())
     Path(file).parent.mkdir(parents=True, exist_ok=True)
-    whole = f'{{"client":{line(client)},"shapes":{{\n  {shapes}\n }},"checks":[\n' + ",\n".join(groups) + "\n]}\n"
+    whole = f'{{"client":{line(client)},"headers":{line(usual)},"shapes":{{\n  {shapes}\n }},"checks":[\n' + ",\n".join(groups) + "\n]}\n"
     json.loads(whole)
     Path(file).write_text(whole)
