@@ -77,7 +77,7 @@ def kept_of(calls):
         if given and given.startswith("video_") and given not in names:
             names[given] = row["binds"] = f"v{len(names) + 1}"
         row |= {"status": call.status, "kind": (call.answered("content-type") or "").split(";")[0]}
-        if answer is not None:
+        if answer is not None and "/content" not in row["path"]:
             row["answer"] = shape(answer)
             if call.method == "GET" and answer.get("status") in ("completed", "failed"):
                 row["until"] = answer["status"]
