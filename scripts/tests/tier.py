@@ -100,6 +100,7 @@ TIERS = {
             plugin("cpu"),
             crowded("it"),
             processes("cli"),
+            processes("serve"),
             shell("examples", "cargo test --locked --no-run --examples"),
         ],
     ),
@@ -132,7 +133,7 @@ TIERS["test-full"] = (
         ),
         *[
             Step(f"{binary}, in full", [*TESTS, "--test", binary], env=FULL | {"LTX2_JAX_FLASH": str(ROOT / JAX / "cases")})
-            for binary in ["it", "cli", "tpu", "cuda"]
+            for binary in ["it", "cli", "serve", "tpu", "cuda"]
         ],
         shell("examples", "cargo test --locked --no-run --examples"),
         Step("tpu, alone", [*TESTS, "--test", "tpu", "the_compiler_takes"], env={"LTX2_TEST_ALONE": "1"}),

@@ -16,6 +16,7 @@ pub mod id;
 pub mod inputs;
 pub mod job;
 pub mod jobs;
+pub mod model_device;
 pub mod schedule;
 pub mod store;
 pub mod worker;

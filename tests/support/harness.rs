@@ -165,7 +165,7 @@ const XLA_FLAGS: &str = "--xla_backend_extra_options=xla_cpu_disable_new_fusion_
 
 /// Begins this process again with [`XLA_FLAGS`], where nobody set others.
 fn with_older_emitters() {
-    if ["it", "cli"].contains(&env!("CARGO_CRATE_NAME")) && std::env::var_os("XLA_FLAGS").is_none() {
+    if ["it", "cli", "serve"].contains(&env!("CARGO_CRATE_NAME")) && std::env::var_os("XLA_FLAGS").is_none() {
         let own = std::env::current_exe().expect("this file");
         let error = Command::new(own).args(std::env::args_os().skip(1)).env("XLA_FLAGS", XLA_FLAGS).exec();
         panic!("the tests' binary does not start again: {error}");
