@@ -33,7 +33,8 @@ class Server:
         self.port = free_port()
         self.log = Path(folder) / f"server-{self.port}.log"
         self.command = [ltx2, "serve", "-c", config, "--listen", f"127.0.0.1:{self.port}"]
-        self.command += ["--state", str(Path(folder) / f"state-{self.port}"), *arguments]
+        self.state = Path(folder) / f"state-{self.port}"
+        self.command += ["--state", self.state, *arguments]
 
     def __enter__(self):
         # Its log goes to a file: an unread pipe would stop it.

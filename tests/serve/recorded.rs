@@ -2,12 +2,21 @@
 //! has the status, the kind and the shape that the client was answered.
 
 use std::collections::BTreeMap;
-use std::io::Cursor;
+use std::fs;
+use std::io::{Cursor, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use ltx2::config::{CliOverrides, load};
+use ltx2::serve::device::Device;
+use ltx2::serve::server::{Options, Server};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
+use crate::scripted::{self, ScriptedDevice};
 use crate::support::needs;
 
 /// Longest time that a video takes on the scripted device.
@@ -114,4 +123,161 @@ fn shapes_are_told_apart() {
     let mut less = like.clone();
     less.as_object_mut().expect("an object").remove("id");
     assert!(difference(&shape, &less, "").is_some());
+}
+
+/// Answers of a server, and the names that they bind.
+struct Replay<'a> {
+    file: &'a Recorded,
+    server: &'a Server,
+    names: BTreeMap<String, String>,
+}
+
+impl Replay<'_> {
+    /// Text with the ids of this server.
+    fn named(&self, text: &str) -> String {
+        self.names.iter().fold(text.to_string(), |text, (name, id)| text.replace(&format!("{{{name}}}"), id))
+    }
+
+    /// Sends a call as its client did.
+    fn send(&self, call: &Call) -> Answer {
+        let mut headers = call.headers.clone().unwrap_or_else(|| self.file.headers.clone());
+        let body = match (&call.form, &call.body) {
+            (Some(form), _) => {
+                headers.insert("content-type".into(), format!("multipart/form-data; boundary={BOUNDARY}"));
+                multipart(form, &|text| self.named(text))
+            }
+            (None, Some(body)) => self.named(body).into_bytes(),
+            (None, None) => Vec::new(),
+        };
+        send(self.server.address(), &call.method, &self.named(&call.path), &headers, &body)
+    }
+
+    /// Sends it until its answer's status is the one that the client waited for.
+    fn wait(&self, call: &Call, status: &str) -> Answer {
+        let started = Instant::now();
+        loop {
+            let answer = self.send(call);
+            if answer.json()["status"] == status || started.elapsed() > Duration::from_secs(SECONDS) {
+                return answer;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// What is wrong with the answer of a call; binds its id.
+    fn wrong(&mut self, call: &Call) -> Option<String> {
+        let answer = call.until.as_deref().map_or_else(|| self.send(call), |status| self.wait(call, status));
+        if answer.status != call.status {
+            return Some(format!("status {}: {}", answer.status, String::from_utf8_lossy(&answer.body)));
+        }
+        let kind = answer.headers.get("content-type").map(|kind| kind.split(';').next().unwrap_or_default().to_string());
+        let wanted = call.kind.clone().unwrap_or_else(|| "application/json".into());
+        if kind.as_ref() != Some(&wanted) {
+            return Some(format!("content-type {kind:?}, not {wanted}"));
+        }
+        let Some(shape) = &call.answer else { return None };
+        let body = answer.json();
+        if let Some(name) = &call.binds {
+            let id = body["last_id"].as_str().or(body["id"].as_str()).unwrap_or_default();
+            self.names.insert(name.clone(), id.into());
+        }
+        if let Some(status) = &call.until
+            && body["status"] != status.as_str()
+        {
+            return Some(format!("its status stays {}", body["status"]));
+        }
+        let shape = shape.as_str().map_or(shape, |name| &self.file.shapes[name]);
+        difference(shape, &body, "")
+    }
+}
+
+/// A server of the toy model's configuration on a scripted device.
+fn start(folder: &Path, with_keys: bool, any_model: bool) -> Server {
+    let keys = folder.join("keys");
+    let mut set = vec![
+        format!("serve.state={}", folder.join("state").display()),
+        "serve.listen=127.0.0.1:0".into(),
+        "serve.warm=[none]".into(),
+        "serve.min_free=0".into(),
+        "serve.served_model_name=[nano]".into(),
+        format!("serve.any_model={any_model}"),
+    ];
+    if with_keys {
+        fs::write(&keys, "first:first-key-of-the-test\nsecond:second-key-of-the-test\n").expect("written");
+        fs::set_permissions(&keys, fs::Permissions::from_mode(0o600)).expect("a mode");
+        set.push(format!("serve.api_key_file={}", keys.display()));
+    }
+    let loaded = load(&CliOverrides { files: vec!["configs/nano.yml".into()], set, ..CliOverrides::default() }).expect("a configuration");
+    let device = || -> Result<Box<dyn Device>, String> { Ok(Box::new(ScriptedDevice::new(Arc::default()))) };
+    let server = Server::start(loaded, Options::default(), device).expect("a server");
+    let is_ready = || send(server.address(), "GET", "/ready", &BTreeMap::new(), b"").status == 200;
+    scripted::until("the server to be ready", is_ready);
+    server
+}
+
+/// Sends all that a client sent, each of its checks to a server of its own.
+fn replay(name: &str, any_model: bool) {
+    let text = fs::read_to_string(format!("tests/fixtures/serve/{name}.json")).expect("a fixture");
+    let file: Recorded = serde_json::from_str(&text).expect("as scripts/serve/recorded.py writes it");
+    let mut wrong = Vec::new();
+    let mut calls = 0;
+    for check in &file.checks {
+        let folder = scripted::quick_folder();
+        let server = start(folder.path(), check.check.contains("keys"), any_model);
+        let mut replay = Replay { file: &file, server: &server, names: BTreeMap::new() };
+        for call in &check.calls {
+            calls += 1;
+            let said = replay.wrong(call).map(|said| format!("{}: {} {}: {said}", check.check, call.method, call.path));
+            wrong.extend(said);
+        }
+        assert_eq!(server.end(|| false), 0, "{}", check.check);
+    }
+    assert!(calls > 20, "{}: {calls} calls", file.client);
+    assert!(wrong.is_empty(), "{}:\n{}", file.client, wrong.join("\n"));
+}
+
+#[needs(nothing)]
+fn openai_s_own_client_is_answered() {
+    replay("openai", false);
+}
+
+#[needs(nothing)]
+fn the_peers_examples_are_answered() {
+    replay("peers", true);
+}
+
+/// An answer, with header names in lower case.
+struct Answer {
+    status: u16,
+    headers: BTreeMap<String, String>,
+    body: Vec<u8>,
+}
+
+impl Answer {
+    fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap_or_default()
+    }
+}
+
+/// Sends a request on a connection of its own.
+fn send(to: SocketAddr, method: &str, path: &str, headers: &BTreeMap<String, String>, body: &[u8]) -> Answer {
+    let mut connection = TcpStream::connect(to).expect("a connection");
+    connection.set_read_timeout(Some(Duration::from_secs(SECONDS))).expect("a time-out");
+    let own: String = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+    let length = body.len();
+    let head = format!("{method} {path} HTTP/1.1\r\nhost: {to}\r\nconnection: close\r\ncontent-length: {length}\r\n{own}\r\n");
+    connection.write_all(head.as_bytes()).and_then(|()| connection.write_all(body)).expect("sent");
+    let mut bytes = Vec::new();
+    connection.read_to_end(&mut bytes).expect("an answer");
+    let end = bytes.windows(4).position(|four| four == b"\r\n\r\n").expect("an answer's head");
+    let head = String::from_utf8(bytes[..end].to_vec()).expect("text");
+    let mut lines = head.split("\r\n");
+    let status = lines.next().and_then(|line| line.split(' ').nth(1)?.parse().ok()).expect("a status");
+    let named = lines.filter_map(|line| line.split_once(": ")).map(|(name, value)| (name.to_lowercase(), value.to_string()));
+    let headers: BTreeMap<String, String> = named.collect();
+    let body = bytes[end + 4..].to_vec();
+    if let Some(length) = headers.get("content-length") {
+        assert_eq!(length.parse(), Ok(body.len()), "{method} {path}");
+    }
+    Answer { status, headers, body }
 }
