@@ -3,19 +3,17 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{Cursor, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::io::Cursor;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ltx2::config::{CliOverrides, load};
-use ltx2::serve::device::Device;
-use ltx2::serve::server::{Options, Server};
+use ltx2::serve::server::Server;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
+use crate::client::{Answer, Connection};
 use crate::scripted::{self, ScriptedDevice};
 use crate::support::needs;
 
@@ -149,7 +147,7 @@ impl Replay<'_> {
             (None, Some(body)) => self.named(body).into_bytes(),
             (None, None) => Vec::new(),
         };
-        send(self.server.address(), &call.method, &self.named(&call.path), &headers, &body)
+        Connection::open(self.server.address()).send(&call.method, &self.named(&call.path), &headers, &body)
     }
 
     /// Sends it until its answer's status is the one that the client waited for.
@@ -191,28 +189,17 @@ impl Replay<'_> {
     }
 }
 
-/// A server of the toy model's configuration on a scripted device.
+/// A server as the client's own run had it, on the scripted device.
 fn start(folder: &Path, with_keys: bool, any_model: bool) -> Server {
     let keys = folder.join("keys");
-    let mut set = vec![
-        format!("serve.state={}", folder.join("state").display()),
-        "serve.listen=127.0.0.1:0".into(),
-        "serve.warm=[none]".into(),
-        "serve.min_free=0".into(),
-        "serve.served_model_name=[nano]".into(),
-        format!("serve.any_model={any_model}"),
-    ];
+    let mut set = vec!["serve.served_model_name=[nano]".to_string(), format!("serve.any_model={any_model}")];
     if with_keys {
         fs::write(&keys, "first:first-key-of-the-test\nsecond:second-key-of-the-test\n").expect("written");
         fs::set_permissions(&keys, fs::Permissions::from_mode(0o600)).expect("a mode");
         set.push(format!("serve.api_key_file={}", keys.display()));
     }
-    let loaded = load(&CliOverrides { files: vec!["configs/nano.yml".into()], set, ..CliOverrides::default() }).expect("a configuration");
-    let device = || -> Result<Box<dyn Device>, String> { Ok(Box::new(ScriptedDevice::new(Arc::default()))) };
-    let server = Server::start(loaded, Options::default(), device).expect("a server");
-    let is_ready = || send(server.address(), "GET", "/ready", &BTreeMap::new(), b"").status == 200;
-    scripted::until("the server to be ready", is_ready);
-    server
+    let set: Vec<&str> = set.iter().map(String::as_str).collect();
+    super::http_server(folder, &set, || Ok(Box::new(ScriptedDevice::new(Arc::default()))))
 }
 
 /// Sends all that a client sent, each of its checks to a server of its own.
@@ -244,40 +231,4 @@ fn openai_s_own_client_is_answered() {
 #[needs(nothing)]
 fn the_peers_examples_are_answered() {
     replay("peers", true);
-}
-
-/// An answer, with header names in lower case.
-struct Answer {
-    status: u16,
-    headers: BTreeMap<String, String>,
-    body: Vec<u8>,
-}
-
-impl Answer {
-    fn json(&self) -> Value {
-        serde_json::from_slice(&self.body).unwrap_or_default()
-    }
-}
-
-/// Sends a request on a connection of its own.
-fn send(to: SocketAddr, method: &str, path: &str, headers: &BTreeMap<String, String>, body: &[u8]) -> Answer {
-    let mut connection = TcpStream::connect(to).expect("a connection");
-    connection.set_read_timeout(Some(Duration::from_secs(SECONDS))).expect("a time-out");
-    let own: String = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
-    let length = body.len();
-    let head = format!("{method} {path} HTTP/1.1\r\nhost: {to}\r\nconnection: close\r\ncontent-length: {length}\r\n{own}\r\n");
-    connection.write_all(head.as_bytes()).and_then(|()| connection.write_all(body)).expect("sent");
-    let mut bytes = Vec::new();
-    connection.read_to_end(&mut bytes).expect("an answer");
-    let end = bytes.windows(4).position(|four| four == b"\r\n\r\n").expect("an answer's head");
-    let head = String::from_utf8(bytes[..end].to_vec()).expect("text");
-    let mut lines = head.split("\r\n");
-    let status = lines.next().and_then(|line| line.split(' ').nth(1)?.parse().ok()).expect("a status");
-    let named = lines.filter_map(|line| line.split_once(": ")).map(|(name, value)| (name.to_lowercase(), value.to_string()));
-    let headers: BTreeMap<String, String> = named.collect();
-    let body = bytes[end + 4..].to_vec();
-    if let Some(length) = headers.get("content-length") {
-        assert_eq!(length.parse(), Ok(body.len()), "{method} {path}");
-    }
-    Answer { status, headers, body }
 }
