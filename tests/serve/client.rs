@@ -3,12 +3,29 @@
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
 use std::time::Duration;
 
+use ltx2::config::{CliOverrides, load};
+use ltx2::serve::device::Device;
+use ltx2::serve::server::{Options, Server};
 use serde_json::Value;
 
 /// Longest time that an answer takes.
 const SECONDS: u64 = 60;
+
+/// A server over HTTP with the toy model's configuration and `serve.*` keys of one's own, on a device of tests; it is ready.
+pub fn server<D: Device + 'static>(folder: &Path, set: &[&str], device: impl FnOnce() -> D + Send + 'static) -> Server {
+    let state = format!("serve.state={}", folder.join("state").display());
+    let own = [&state, "serve.listen=127.0.0.1:0", "serve.warm=[none]", "serve.min_free=0"];
+    let set = own.into_iter().chain(set.iter().copied()).map(String::from).collect();
+    let given = CliOverrides { files: vec!["configs/nano.yml".into()], set, ..CliOverrides::default() };
+    let loaded = load(&given).expect("a configuration");
+    let factory = || -> Result<Box<dyn Device>, String> { Ok(Box::new(device())) };
+    let server = Server::start(loaded, Options::default(), Box::new(factory)).expect("a server");
+    server.wait_ready(Duration::from_secs(SECONDS)).expect("it is ready");
+    server
+}
 
 /// An answer, with header names in lower case.
 #[derive(Debug)]

@@ -18,7 +18,7 @@ use ltx2::serve::server::Server;
 use ltx2::serve::store::Variant;
 use serde_json::{Value, json};
 
-use crate::client::Connection;
+use crate::client::{self, Connection};
 use crate::scripted;
 use crate::support::needs;
 
@@ -141,9 +141,7 @@ impl Bench {
         let folder = scripted::quick_folder();
         let log = Arc::new(Log::default());
         let own = Arc::clone(&log);
-        let server = super::http_server(folder.path(), &["serve.queue=2000", "serve.queue_per_key=2000"], move || {
-            Ok(Box::new(Timed { log: own }))
-        });
+        let server = client::server(folder.path(), &["serve.queue=2000", "serve.queue_per_key=2000"], || Timed { log: own });
         Bench { server, log, _folder: folder }
     }
 

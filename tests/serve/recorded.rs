@@ -13,7 +13,7 @@ use ltx2::serve::server::Server;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use crate::client::{Answer, Connection};
+use crate::client::{self, Answer, Connection};
 use crate::scripted::{self, ScriptedDevice};
 use crate::support::needs;
 
@@ -199,7 +199,7 @@ fn start(folder: &Path, with_keys: bool, any_model: bool) -> Server {
         set.push(format!("serve.api_key_file={}", keys.display()));
     }
     let set: Vec<&str> = set.iter().map(String::as_str).collect();
-    super::http_server(folder, &set, || Ok(Box::new(ScriptedDevice::new(Arc::default()))))
+    client::server(folder, &set, || ScriptedDevice::new(Arc::default()))
 }
 
 /// Sends all that a client sent, each of its checks to a server of its own.
