@@ -10,10 +10,11 @@ use tokio::signal::unix::{SignalKind, signal};
 use super::args::{ConfigArgs, ModelArgs, PlacementArgs, ProcessArgs, word};
 use super::generate::prepare_libtpu;
 use super::{Ended, UsageError, log, print, tell};
-use crate::config::{CliOverrides, Drain, Loaded, LogFormat, load};
+use crate::config::{CliOverrides, Config, Drain, Loaded, LogFormat, load};
 use crate::pipeline::processes::together;
-use crate::serve::device::Device;
+use crate::runtime::processes::Group;
 use crate::serve::health::Condition;
+use crate::serve::model_device::{factory_together, follow};
 use crate::serve::server::{Options, Server, StartError, state_folder};
 
 /// Between two looks at signals and at the device.
@@ -227,9 +228,17 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     prepare_libtpu(&loaded.config);
     let config = loaded.config.clone();
     together(&config, |group| match group {
-        None => serve(loaded.clone()),
-        Some(_) => Err(UsageError("ltx2 serve runs in one process".into()).into()),
+        Some(group) if group.id() > 0 => beside(&loaded.config, group),
+        group => serve(loaded.clone(), group.cloned()),
     })
+}
+
+/// One of several processes, which does what the first one does.
+fn beside(config: &Config, group: &Arc<Group>) -> anyhow::Result<()> {
+    log::only_warnings();
+    // The first one says when they end, also where all of them are told to.
+    let _signals = Signals::listen()?;
+    follow(config, group).map_err(anyhow::Error::msg)
 }
 
 fn usage(error: StartError) -> anyhow::Error {
@@ -239,11 +248,11 @@ fn usage(error: StartError) -> anyhow::Error {
     }
 }
 
-fn serve(loaded: Loaded) -> anyhow::Result<()> {
+fn serve(loaded: Loaded, group: Option<Arc<Group>>) -> anyhow::Result<()> {
     let signals = Signals::listen()?;
     let options = Options { key: std::env::var(KEY_VARIABLE).ok(), ..Options::default() };
     let insecure = loaded.config.serve.insecure;
-    let factory = || -> Result<Box<dyn Device>, String> { Err("no device yet".into()) };
+    let factory = factory_together(loaded.config.clone(), group);
     let server = Server::start(loaded, options, factory).map_err(usage)?;
     let keys = match (server.keys(), insecure) {
         (0, true) if !server.address().ip().is_loopback() => "no key: anyone may use it".into(),
