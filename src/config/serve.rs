@@ -164,8 +164,7 @@ enum Amount {
     Text(String),
 }
 
-const BYTES: [(&str, f64); 4] =
-    [("GiB", 1_073_741_824.0), ("MiB", 1_048_576.0), ("KiB", 1024.0), ("B", 1.0)];
+const BYTES: [(&str, f64); 4] = [("GiB", 1_073_741_824.0), ("MiB", 1_048_576.0), ("KiB", 1024.0), ("B", 1.0)];
 const SECONDS: [(&str, f64); 5] = [("ms", 0.001), ("d", 86400.0), ("h", 3600.0), ("m", 60.0), ("s", 1.0)];
 
 impl Amount {
@@ -180,7 +179,9 @@ impl Amount {
         let (number, factor) = unit.unwrap_or((trimmed, 1.0));
         let value = number.trim().parse::<f64>().ok().map(|value| value * factor);
         let all = || units.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
-        value.filter(|v| v.is_finite() && *v >= 0.0).ok_or_else(|| format!("{text}: give a number with one of {}", all()))
+        value
+            .filter(|v| v.is_finite() && *v >= 0.0)
+            .ok_or_else(|| format!("{text}: give a number with one of {}", all()))
     }
 
     /// A value in the largest unit that it is a whole number of.

@@ -170,6 +170,11 @@ impl Group {
         let mut texts = vec![text.to_string()];
         for process in 1..self.count() {
             texts.push(String::from_utf8_lossy(&self.store.get(&key(process), FOR_EVER)?).into_owned());
+            self.store.remove(&key(process))?;
+        }
+        // Who is here has read what came before.
+        if let Some(before) = n.checked_sub(1) {
+            self.store.remove(&format!("all_gather/{before}"))?;
         }
         self.store.put(&all, &serde_json::to_vec(&texts).expect("texts have a JSON form"))?;
         Ok(texts)
