@@ -4,7 +4,7 @@ import json
 import signal
 import time
 
-from harness import FEW, MANY, bring, case, made, row, running, send, state, tile, write
+from harness import FEW, MANY, bring, case, made, press, row, running, send, state, tile, write
 from server import until
 
 CLIP = "a red circle bounces on blue, low beeps"
@@ -72,20 +72,19 @@ def cancel_and_undo(world):
     send(page, "to be kept", MANY)
     send(page, "to be cancelled", MANY)
     running(page, "to be kept")
-    stop = row(page, "to be kept").get_by_role("button", name="Cancel")
-    stop.click()
-    page.wait_for_timeout(500)
-    assert state(page, "to be kept") == "Will be cancelled"
-    press(row(page, "to be kept"), "Undo")
-    page.wait_for_timeout(5500)
-    assert "step" in state(page, "to be kept"), state(page, "to be kept")
     ids = {v["prompt"]: v["id"] for v in world.server.ask("GET", "v1/videos?limit=2")[1]["data"]}
+    status = lambda prompt: world.server.video(ids[prompt])["status"]  # noqa: E731
+    press(row(page, "to be kept"), "Cancel")
     press(row(page, "to be cancelled"), "Cancel")
     started = time.monotonic()
-    until("the waiting one is cancelled", lambda: world.server.video(ids["to be cancelled"])["status"] == "failed", 8)
+    until("it is marked", lambda: state(page, "to be kept") == "Will be cancelled", 2)
+    press(row(page, "to be kept"), "Undo")
+    until("the waiting one is cancelled", lambda: status("to be cancelled") == "failed", 8)
     waited = time.monotonic() - started
-    stop.click()
-    until("the running one is cancelled", lambda: world.server.video(ids["to be kept"])["status"] == "failed", 30)
+    page.wait_for_timeout(500)
+    assert "step" in state(page, "to be kept") and status("to be kept") == "in_progress", state(page, "to be kept")
+    press(row(page, "to be kept"), "Cancel")
+    until("the running one is cancelled", lambda: status("to be kept") == "failed", 30)
     assert world.server.video(ids["to be kept"])["error"]["code"] == "cancelled"
     page.locator(".empty", has_text="Nothing is waiting").wait_for()
     page.click("#show-failed")

@@ -1,6 +1,6 @@
 """How the page is looked at and used: keyboard, colors, widths, motion."""
 
-from harness import FEW, MANY, case, made, row, running, send, state, tile
+from harness import FEW, MANY, case, made, press, row, running, send, state, tile
 from server import until
 
 CLIP = "a red circle bounces on blue, low beeps"
@@ -21,7 +21,7 @@ def keyboard_alone(world):
     page.click("summary")
     page.evaluate("document.activeElement.blur(); getSelection().removeAllRanges(); scrollTo(0, 0)")
     wanted, reached, unseen = page.evaluate(CONTROLS), 0, []
-    page.locator(".skip").focus()
+    page.keyboard.press("Tab")
     first = page.evaluate(FOCUSED)[0]
     for _ in range(wanted + 60):
         name, visible, body = page.evaluate(FOCUSED)
@@ -141,5 +141,4 @@ def axe_at_rest(world):
     made(page, world.server, CLIP)
     page.click("summary")
     world.axe(page, "wide")
-    assert row(page, "x").count() == 0
     return f"axe of {len(world.browser.axe) // 1000} kB, Chromium {world.browser.version}"

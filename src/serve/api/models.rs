@@ -69,6 +69,7 @@ fn defaults(config: &Config) -> Value {
         "num_inference_steps": config.sampler.steps,
         "steps_are_fixed": config.sampler.sigmas.is_some(),
         "guidance_scale": config.guidance.video.cfg,
+        "guidance": {"video": config.guidance.video, "audio": config.guidance.audio},
         "negative_prompt": request.negative_prompt,
         "max_sequence_length": request.max_sequence_length,
     })
