@@ -15,11 +15,12 @@ use super::videos::{answer, id_of};
 use super::{App, BODY_PATIENCE, blocking};
 use crate::serve::body::Exchange;
 use crate::serve::error::ApiError;
-use crate::serve::fields::Endpoint;
+use crate::serve::fields::{Endpoint, Source};
 use crate::serve::form::Form;
 use crate::serve::id::VideoId;
 use crate::serve::job::{Accepted, Snapshot, State as JobState};
 use crate::serve::jobs::{Caller, Submitted, Ticket};
+use crate::serve::store::Variant;
 
 /// What kind of video is asked for.
 #[derive(Clone, Debug)]
@@ -113,11 +114,13 @@ pub(super) async fn submit(app: &Arc<App>, caller: Caller, request: Request, kin
     };
     let app = Arc::clone(app);
     let work = move || {
+        let video = source.as_ref().map(|accepted| app.store.folder(&accepted.id).join(Variant::Video.file()));
+        let source = source.as_deref().zip(video.as_deref()).map(|(accepted, video)| Source { accepted, video });
         let endpoint = match &kind {
             Kind::Create => Endpoint::Create,
             Kind::Remix(source) => Endpoint::Remix(source),
-            Kind::Edit => Endpoint::Edit(source.as_deref()),
-            Kind::Extend => Endpoint::Extend(source.as_deref()),
+            Kind::Edit => Endpoint::Edit(source),
+            Kind::Extend => Endpoint::Extend(source),
         };
         let mut accepted = app.fields.accept(form, endpoint, &caller)?;
         accepted.idempotency_key = key;

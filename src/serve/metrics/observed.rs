@@ -1,6 +1,7 @@
 //! A device and a store whose work is measured: neither knows of it.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
+use std::fs::File;
 use std::io;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -12,7 +13,7 @@ use crate::serve::device::{Device, Made, Moment, Order, RunError, Stop, Watch};
 use crate::serve::error::Failure;
 use crate::serve::id::VideoId;
 use crate::serve::job::{Accepted, Produced, Record, Stage, State};
-use crate::serve::store::{JobStore, Stored, Usage};
+use crate::serve::store::{JobStore, Stored, Usage, Variant};
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -199,6 +200,18 @@ impl JobStore for ObservedStore {
 
     fn give_reserve(&self, free: bool) {
         self.inner.give_reserve(free);
+    }
+
+    fn forget_run(&self, id: &VideoId, keep_video: bool) {
+        self.inner.forget_run(id, keep_video);
+    }
+
+    fn sweep(&self, used: &BTreeSet<String>) {
+        self.inner.sweep(used);
+    }
+
+    fn open(&self, id: &VideoId, variant: Variant) -> io::Result<File> {
+        self.inner.open(id, variant)
     }
 
     fn folder(&self, id: &VideoId) -> PathBuf {
