@@ -97,6 +97,10 @@ fn check_request(config: &Config) -> Result<(), Fault> {
     if rounds > 0 && config.pipeline != Pipeline::Dfr {
         return fail("dfr.temporal_rounds", rounds.to_string(), "only the pipeline dfr has rounds".into());
     }
+    if !config.output.audio && matches!(config.pipeline, Pipeline::VideoToAudio | Pipeline::TextToAudio) {
+        let why = format!("the pipeline {} makes sound; set it true", config.pipeline.name());
+        return fail("output.audio", "false".into(), why);
+    }
     let slots = config.conditioning.generated_keyframes;
     if slots > 0 && config.pipeline != Pipeline::Distilled {
         return fail(

@@ -16,6 +16,8 @@ pub enum ValueOrigin {
     },
     Set,
     Flag(&'static str),
+    /// A field of a request to the server.
+    Field(String),
     /// Of the given video.
     Video(String),
     /// Of the header of a LoRA.
@@ -34,6 +36,7 @@ impl fmt::Display for ValueOrigin {
             ValueOrigin::File { file, line } => write!(f, "{file}:{line}"),
             ValueOrigin::Set => f.write_str("--set"),
             ValueOrigin::Flag(flag) => write!(f, "flag --{flag}"),
+            ValueOrigin::Field(name) => write!(f, "request field '{name}'"),
             ValueOrigin::Video(path) => write!(f, "video {path}"),
             ValueOrigin::Lora(path) => write!(f, "LoRA {path}"),
             ValueOrigin::Pipeline(name) => write!(f, "pipeline {name}"),

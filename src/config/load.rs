@@ -62,6 +62,20 @@ pub struct Loaded {
     pub config: Config,
     tree: Tree,
     preset: &'static str,
+    /// What was written, the lowest first: files, then the command line, then a request.
+    pub(super) layers: Vec<Tree>,
+    pub(super) length: Option<Length>,
+    /// Generation of the model, which decides the preset.
+    pub(super) version: Version,
+    /// Whether noise levels are written below the uppermost layer.
+    has_sigmas: bool,
+}
+
+/// A number of frames by a duration.
+#[derive(Clone, Debug)]
+pub(super) struct Length {
+    pub(super) seconds: f64,
+    pub(super) origin: ValueOrigin,
 }
 
 impl Loaded {
@@ -79,6 +93,11 @@ impl Loaded {
     pub fn preset(&self) -> &'static str {
         self.preset
     }
+
+    /// Whether noise levels are written below the uppermost layer, so that its number of steps is another model's.
+    pub(crate) fn has_sigmas_below(&self) -> bool {
+        self.has_sigmas
+    }
 }
 
 /// Merges everything that was given.
@@ -91,36 +110,49 @@ pub fn load(given: &CliOverrides) -> Result<Loaded, ConfigError> {
         read_chain(Path::new(file), None, &mut Vec::new(), &mut files)?;
     }
     files.reverse();
-    let mut line = command_line(given)?;
+    files.push(command_line(given)?);
+    let length = given.seconds.map(|seconds| Length { seconds, origin: ValueOrigin::Flag("seconds") });
+    combine(files, length, None)
+}
 
+/// Merges layers, the lowest first, over the preset that they ask for. The model's generation is looked up where it is not known.
+pub(super) fn combine(
+    mut layers: Vec<Tree>,
+    length: Option<Length>,
+    known: Option<Version>,
+) -> Result<Loaded, ConfigError> {
     // Which preset lies below depends on what lies above.
     let mut merged = defaults()?;
-    for layer in files.iter().chain([&line]) {
+    for layer in &layers {
         lay(&mut merged, layer.clone())?;
     }
-    references::name_pipeline(&merged, &check::typed(&merged)?, &mut line);
-    lay(&mut merged, line.clone())?;
-    let known: Config = check::typed(&merged)?;
-    let preset = known.pipeline.preset(version(&known.model.path));
+    if let Some(top) = layers.last_mut() {
+        references::name_pipeline(&merged, &check::typed(&merged)?, top);
+        lay(&mut merged, top.clone())?;
+    }
+    let typed: Config = check::typed(&merged)?;
+    let version = known.unwrap_or_else(|| version(&typed.model.path));
+    let preset = typed.pipeline.preset(version);
 
-    let mut merged = defaults()?;
-    for layer in preset_layers(preset)?.into_iter().chain(files).chain([line]) {
+    let (mut merged, mut has_sigmas) = (defaults()?, false);
+    for layer in preset_layers(preset)?.into_iter().chain(layers.iter().cloned()) {
+        has_sigmas = merged.leaf("sampler.sigmas").is_some();
         lay(&mut merged, layer)?;
     }
     plain_steps(&mut merged);
-    if let Some(seconds) = given.seconds {
-        set_seconds(&mut merged, seconds)?;
+    if let Some(length) = &length {
+        set_seconds(&mut merged, length)?;
     }
     if let Some((Value::String(file), origin)) = merged.leaf("request.negative_prompt_file") {
         let (text, origin) = (read(Path::new(file))?, origin.clone());
         merged.set("request.negative_prompt", text.trim().into(), &origin);
         merged.set("request.negative_prompt_file", Value::Null, &origin);
     }
-    source::take(&mut merged, given.seconds.is_some())?;
+    source::take(&mut merged, length.is_some())?;
     references::take(&mut merged)?;
     let config = check::typed(&merged)?;
     check::check(&config, &merged)?;
-    Ok(Loaded { config, tree: merged, preset })
+    Ok(Loaded { config, tree: merged, preset, layers, length, version, has_sigmas })
 }
 
 fn read(path: &Path) -> Result<String, ConfigError> {
@@ -277,7 +309,7 @@ fn plain_steps(merged: &mut Tree) {
 }
 
 /// `reference` stands for several keys; those that the same layer writes itself stay.
-fn expand_reference(layer: &mut Tree) {
+pub(super) fn expand_reference(layer: &mut Tree) {
     let Some((value, origin)) = layer.leaf("reference") else { return };
     let (value, origin) = (value.clone(), ValueOrigin::Reference(Box::new(origin.clone())));
     for key in BY_REFERENCE {
@@ -376,16 +408,17 @@ fn lay(merged: &mut Tree, layer: Tree) -> Result<(), ConfigError> {
     Ok(())
 }
 
-fn set_seconds(merged: &mut Tree, seconds: f64) -> Result<(), ConfigError> {
+fn set_seconds(merged: &mut Tree, length: &Length) -> Result<(), ConfigError> {
+    let Length { seconds, origin } = length;
     let rate = merged.leaf("request.frame_rate").and_then(|(v, _)| v.as_f64());
     let rate = rate.ok_or_else(|| ConfigError::Flag("--seconds: request.frame_rate is not a number".into()))?;
-    if !(seconds.is_finite() && seconds > 0.0 && seconds * rate < 1e9) {
+    if !(seconds.is_finite() && *seconds > 0.0 && seconds * rate < 1e9) {
         return Err(ConfigError::Flag(format!("--seconds {seconds}: must be a number above 0")));
     }
     let frames = legal::nearest_frames(seconds * rate, check::typed(merged)?.frame_step());
     let actual = frames as f64 / rate;
     tracing::info!("--seconds {seconds} at {rate} frames a second: {frames} frames, {actual:.2} s");
-    merged.set("request.num_frames", frames.into(), &ValueOrigin::Flag("seconds"));
+    merged.set("request.num_frames", frames.into(), origin);
     Ok(())
 }
 

@@ -13,6 +13,7 @@ mod layout;
 mod legal;
 mod load;
 mod naming;
+mod over;
 mod paths;
 mod pipeline;
 pub mod presets;
@@ -34,12 +35,14 @@ pub use load::CliOverrides;
 pub use load::{Flag, Loaded, load};
 pub(crate) use naming::sidecar_path;
 pub use naming::{Job, output_paths};
+pub(crate) use over::RequestLayer;
 pub use pipeline::Pipeline;
 pub use presets::shipped_layouts;
 pub(crate) use references::{encoded_frames, mask_group};
 pub use schema::*;
 pub use serve::{Bytes, Drain, LogFormat, NamedLora, Seconds, Serve, ServeSeed};
 pub(crate) use source::beyond_training;
+pub(crate) use validate::accepts_text;
 pub use validate::{experiment_schema, json_schema};
 
 #[cfg(test)]

@@ -87,6 +87,15 @@ impl Tree {
         }
     }
 
+    /// Takes what is at a dotted path out.
+    pub(crate) fn cut(&mut self, path: &str) {
+        let Tree::Map(entries) = self else { return };
+        match path.split_once('.') {
+            None => entries.retain(|(k, _)| k != path),
+            Some((key, rest)) => entries.iter_mut().filter(|(k, _)| k == key).for_each(|(_, inner)| inner.cut(rest)),
+        }
+    }
+
     /// Without the origins.
     pub(crate) fn to_value(&self) -> Value {
         match self {

@@ -10,6 +10,7 @@ mod crash;
 mod disk;
 mod jobs;
 mod load;
+mod nano;
 mod scripted;
 
 fn main() -> std::process::ExitCode {

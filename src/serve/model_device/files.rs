@@ -1,10 +1,10 @@
 //! Where a job's files are, and what of a configuration starts a device.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::super::job::Accepted;
 use super::{Config, NumFrames, PipelineError};
-use crate::config::{Output, Pipeline};
+use crate::config::{Model, Output, Pipeline, Runtime};
 
 /// The folder of given files.
 pub(super) struct Inputs(PathBuf);
@@ -14,6 +14,21 @@ impl Inputs {
         let none = || PipelineError::Usage("serve.state: give the folder of the queue".into());
         let state = config.serve.state.as_ref().ok_or_else(none)?;
         Ok(Inputs(std::path::absolute(state).map_err(|e| PipelineError::Input(e.to_string()))?.join("inputs")))
+    }
+
+    /// A file's place: a name has no folder.
+    fn place(&self, name: &str) -> Result<PathBuf, PipelineError> {
+        let plain = Path::new(name).file_name().filter(|own| *own == name);
+        let plain = plain.ok_or_else(|| PipelineError::Input("a given file has a name without a folder".into()))?;
+        Ok(self.0.join(plain))
+    }
+
+    pub(super) fn read(&self, name: &str) -> Result<Vec<u8>, PipelineError> {
+        std::fs::read(self.place(name)?).map_err(|e| PipelineError::Input(format!("{name}: {e}")))
+    }
+
+    pub(super) fn write(&self, name: &str, bytes: &[u8]) -> Result<(), PipelineError> {
+        std::fs::write(self.place(name)?, bytes).map_err(|e| PipelineError::Input(format!("{name}: {e}")))
     }
 
     /// The configuration of a job with the paths of its files. What is written is the server's to say.
@@ -35,8 +50,16 @@ impl Inputs {
     }
 }
 
+/// A job's configuration on a host where parts lie elsewhere than on process 0's.
+pub(super) fn local(config: &mut Config, own: &Config) {
+    let given = &config.model;
+    config.model =
+        Model { decoder: given.decoder, loras: given.loras.clone(), lora_merge: given.lora_merge, ..own.model.clone() };
+    config.runtime = Runtime { positions: config.runtime.positions, ..own.runtime.clone() };
+}
+
 /// What a device is started with: frames are a number, and nothing is given that requests bring.
-pub(super) fn startable(config: &Config) -> Result<Config, PipelineError> {
+pub(super) fn startable(config: &Config) -> Config {
     let mut plain = config.clone();
     if plain.request.num_frames.count().is_none() {
         plain.request.num_frames = NumFrames::Count(1 + plain.frame_step());
@@ -46,7 +69,7 @@ pub(super) fn startable(config: &Config) -> Result<Config, PipelineError> {
     if needs_files && plain.request.files().next().is_none() {
         plain.pipeline = Pipeline::TextToVideo;
     }
-    Ok(plain)
+    plain
 }
 
 /// Refuses what makes no video file of one piece.

@@ -6,18 +6,21 @@ mod files;
 mod made;
 mod pictures;
 mod shapes;
+mod together;
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
 use super::device::{Device, Made, Moment, Order, RunError, Stop, Watch};
 use super::error::Failure;
-use super::job::Stage;
+use super::job::{Accepted, Stage};
 use crate::config::{Config, Decoder, Job, Lora, NumFrames, Reference};
 use crate::media::Mp4Options;
+use crate::pipeline::batch::videos_at_once;
 use crate::pipeline::generate::{check_given, give, inputs, sidecar};
 use crate::pipeline::loras::Loras;
 use crate::pipeline::model::Model;
@@ -27,18 +30,29 @@ use crate::pipeline::saved::{Every, Saving};
 use crate::pipeline::writer::Made as Written;
 use crate::pipeline::{Generated, Phase, PipelineError, Session, duration, one_line, setup};
 use crate::request::Request;
+use crate::runtime::processes::Group;
 use crate::weights::MergeOrder;
 use files::Inputs;
 use made::ModelMade;
 use shapes::Shapes;
+pub use together::follow;
+use together::{Call, Sent, Together};
 
 /// A call of the device lasts about so long, so that a cancelled job ends soon.
 const CALL: Duration = Duration::from_millis(50);
 
 /// What makes a device of a configuration, on the thread that will own it. `serve.state` has to be given.
 pub fn factory(config: Config) -> impl FnOnce() -> Result<Box<dyn Device>, String> + Send {
+    factory_together(config, None)
+}
+
+/// The same as the first of several processes, whose others [`follow`].
+pub fn factory_together(
+    config: Config,
+    group: Option<Arc<Group>>,
+) -> impl FnOnce() -> Result<Box<dyn Device>, String> + Send {
     move || {
-        let device = ModelDevice::open(&config).map_err(|error| one_line(&error))?;
+        let device = ModelDevice::open(&config, group.as_ref()).map_err(|error| one_line(&error))?;
         Ok(Box::new(device) as Box<dyn Device>)
     }
 }
@@ -54,6 +68,7 @@ fn reading(config: &Config) -> Reading {
 /// A model on its devices.
 struct ModelDevice {
     session: Session,
+    together: Together,
     inputs: Inputs,
     every: Duration,
     rows: usize,
@@ -73,14 +88,17 @@ struct Work {
     shape: String,
     /// Videos that its programs make at once.
     rows: usize,
+    /// Steps of a call.
+    chunk: usize,
     started: Instant,
     warnings: Vec<String>,
 }
 
 impl ModelDevice {
-    fn open(config: &Config) -> Result<Self, PipelineError> {
-        let plain = files::startable(config)?;
-        let session = Session::start(&plain, Model::of(&plain)?, None)?;
+    fn open(config: &Config, group: Option<&Arc<Group>>) -> Result<Self, PipelineError> {
+        let plain = files::startable(config);
+        let together = Together::meet(group, &plain)?;
+        let session = Session::start(&plain, Model::of(&plain)?, group)?;
         Ok(ModelDevice {
             inputs: Inputs::of(config)?,
             every: config.serve.checkpoint.duration(),
@@ -90,6 +108,7 @@ impl ModelDevice {
             reading: reading(&plain),
             others: Vec::new(),
             session,
+            together,
         })
     }
 
@@ -100,8 +119,11 @@ impl ModelDevice {
         tell: &mut dyn FnMut(Stage) -> Result<(), PipelineError>,
     ) -> Result<Work, PipelineError> {
         let started = Instant::now();
-        let own = |accepted: &super::job::Accepted| {
+        let own = |accepted: &Accepted| {
             let mut config = self.inputs.named(accepted);
+            if self.together.are_several() {
+                files::local(&mut config, &self.session.config);
+            }
             config.layout.clone_from(&self.session.config.layout);
             config.mesh.clone_from(&self.session.config.mesh);
             config
@@ -126,7 +148,8 @@ impl ModelDevice {
             self.session.runner.executor.keep_loras(Loras::open(&configs[0].model)?)?;
             self.loras = (configs[0].model.loras.clone(), configs[0].model.lora_merge);
         }
-        if let Some(round_trip) = setup::round_trip(&mut configs[0], None)? {
+        let group = self.together.group().cloned();
+        if let Some(round_trip) = setup::round_trip(&mut configs[0], group.as_deref())? {
             let h264 = configs[0].conditioning.h264;
             self.session.versions["h264"] = Value::from(round_trip.to_string());
             (self.session.runner.h264, self.session.runner.round_trip) = (h264, Some(round_trip));
@@ -137,7 +160,7 @@ impl ModelDevice {
             let frames = duration::resolve_on(&mut self.session.runner, &configs[0], &jobs)?.request.num_frames;
             configs.iter_mut().for_each(|config| config.request.num_frames = frames);
         }
-        let rows = if jobs.len() > 1 { self.rows.max(jobs.len()) } else { 1 };
+        let rows = self.rows_of(order);
         let model = &self.session.runner.model;
         let mut requests = jobs.iter().map(|job| model.request(&configs[0], job)).collect::<Result<Vec<_>, _>>()?;
         give(&configs[0], &mut requests)?;
@@ -145,8 +168,8 @@ impl ModelDevice {
         if !self.shapes.is_planned(&shape, &configs[0], rows) {
             tell(Stage::Compiling)?;
         }
-        self.shapes.plan(&shape, &configs[0], rows, &mut self.session.runner)?;
-        Ok(Work { configs, jobs, requests, shape, rows, started, warnings: Vec::new() })
+        self.shapes.plan(&shape, &configs[0], rows, &mut self.session.runner, group.as_ref())?;
+        Ok(Work { configs, jobs, requests, shape, rows, chunk: 1, started, warnings: Vec::new() })
     }
 
     /// Has the model read as a configuration says.
@@ -169,7 +192,8 @@ impl ModelDevice {
 
     /// Where its steps are kept, and those of an ended run. What cannot be gone on with is begun anew.
     fn saving(&self, order: &Order, work: &mut Work) -> Result<Option<Saving>, PipelineError> {
-        let Some(path) = &order.steps else { return Ok(None) };
+        // Processes that run together begin anew.
+        let Some(path) = order.steps.as_ref().filter(|_| !self.together.are_several()) else { return Ok(None) };
         let every = Some(Every::Time(self.every));
         let saving = Saving::new(&work.configs[0], &self.session.runner.model, &work.jobs, path, every)?;
         if !order.resume {
@@ -186,19 +210,20 @@ impl ModelDevice {
     }
 
     /// Makes the videos.
-    fn make(&mut self, order: &Order, work: &mut Work, watch: Watch) -> Result<Vec<Generated>, Ended> {
+    fn make(&mut self, order: &Order, work: &mut Work, warms: bool, watch: Watch) -> Result<Vec<Generated>, Ended> {
         let saving = self.saving(order, work)?;
         let run = RunOptions {
-            chunk: Some(self.shapes.chunk(&work.shape, work.rows, CALL)),
+            chunk: Some(work.chunk),
             saving: saving.clone(),
-            encode: Some(Mp4Options::default()),
+            encode: self.session.first.then(Mp4Options::default),
+            warms,
             rows: work.rows,
             ..RunOptions::default()
         };
         let mut stopped = None;
         let mut told = |phase: Phase, step: usize, steps: usize| {
             let stage = Stage::of(phase);
-            match watch(Moment { stage, step, steps }) {
+            match self.together.decide(watch(Moment { stage, step, steps })) {
                 ControlFlow::Continue(()) => ControlFlow::Continue(()),
                 // Its last programs take less time than its steps would to be made again.
                 ControlFlow::Break(Stop::Draining) if is_behind_steps(stage) => ControlFlow::Continue(()),
@@ -212,9 +237,7 @@ impl ModelDevice {
         if let (Some(Stop::Cancelled), Some(saving)) = (stopped, &saving) {
             saving.finish();
         }
-        let made = made.map_err(|error| Ended { error, stopped })?;
-        self.shapes.took(&work.shape, work.rows, &made);
-        Ok(made)
+        made.map_err(|error| Ended { error, stopped })
     }
 
     /// What the finisher's thread gets.
@@ -238,10 +261,10 @@ impl ModelDevice {
         Ok(work.configs.into_iter().zip(work.jobs).zip(videos).map(of).collect())
     }
 
-    fn run_order(&mut self, order: &Order, watch: Watch) -> Result<Vec<Box<dyn Made>>, Ended> {
+    fn run_order(&mut self, order: &Order, chunk: usize, watch: Watch) -> Result<Vec<Box<dyn Made>>, Ended> {
         self.session.runner.executor.reset_set_up_time();
-        let mut stopped = None;
-        let mut tell = |stage: Stage| match watch(Moment { stage, step: 0, steps: 1 }) {
+        let (mut stopped, together) = (None, self.together.clone());
+        let mut tell = |stage: Stage| match together.decide(watch(Moment { stage, step: 0, steps: 1 })) {
             ControlFlow::Continue(()) => Ok(()),
             ControlFlow::Break(stop) => {
                 stopped = Some(stop);
@@ -250,9 +273,29 @@ impl ModelDevice {
         };
         let prepared = self.prepare(order, &mut tell);
         let mut work = prepared.map_err(|error| Ended { error, stopped })?;
-        let videos = self.make(order, &mut work, watch)?;
+        work.chunk = chunk;
+        let videos = self.make(order, &mut work, false, watch)?;
+        self.shapes.took(&work.shape, work.rows, &videos);
         self.shapes.used(&work.shape, self.session.runner.executor.used());
         Ok(self.finish(work, videos)?)
+    }
+
+    /// Runs an order by calls of so many steps, as all processes do.
+    fn run_chunks(&mut self, order: &Order, chunk: usize, watch: Watch) -> Result<Vec<Box<dyn Made>>, RunError> {
+        let made = self.run_order(order, chunk, watch).map_err(RunError::from);
+        self.agree(made)
+    }
+
+    /// The outcome, where it is that of all processes.
+    fn agree<T>(&self, made: Result<T, RunError>) -> Result<T, RunError> {
+        let outcome = match &made {
+            Ok(_) => "made".to_string(),
+            Err(RunError::Stopped(_)) => "stopped".into(),
+            Err(RunError::Job(failure)) => failure.code.clone(),
+            Err(RunError::Device(error)) => error.clone(),
+        };
+        self.together.agree(&outcome).map_err(|error| RunError::Device(one_line(&error)))?;
+        made
     }
 }
 
@@ -290,28 +333,58 @@ impl Device for ModelDevice {
         }
         let Some(first) = order.jobs.first() else { return Ok(()) };
         for size in sizes {
-            let jobs = vec![first.clone(); size];
-            self.run_once(&Order { jobs, steps: None, resume: false })?;
+            let one = Order { jobs: vec![first.clone()], steps: None, resume: false };
+            self.together.publish(|| Ok(Call::Warm(Sent::of(&one, 1, &self.inputs)?, size))).map_err(Ended::from)?;
+            self.warm_one(&one, size)?;
         }
         Ok(())
     }
 
     fn run(&mut self, order: &Order, watch: Watch) -> Result<Vec<Box<dyn Made>>, RunError> {
-        Ok(self.run_order(order, watch)?)
+        let Some(first) = order.jobs.first() else { return Ok(Vec::new()) };
+        let chunk = self.shapes.chunk(&first.shape, self.rows_of(order), CALL);
+        self.together.publish(|| Ok(Call::Run(Sent::of(order, chunk, &self.inputs)?))).map_err(Ended::from)?;
+        self.run_chunks(order, chunk, watch)
     }
 
     fn evict(&mut self, shape: &str) {
-        self.shapes.evict(shape, &mut self.session.runner);
+        // What the others cannot be told of, they end by.
+        if self.together.publish(|| Ok(Call::Evict(shape.into()))).is_ok() {
+            self.forget(shape);
+        }
+    }
+}
+
+impl Drop for ModelDevice {
+    fn drop(&mut self) {
+        self.together.end();
     }
 }
 
 impl ModelDevice {
+    /// Videos that programs make at once for an order: of each shape there are those of one, and those of the most.
+    fn rows_of(&self, order: &Order) -> usize {
+        let least = if order.jobs.len() > 1 { self.rows.max(order.jobs.len()) } else { 1 };
+        least.next_multiple_of(videos_at_once(&self.session.runner.build.layout))
+    }
+
+    fn forget(&mut self, shape: &str) {
+        self.shapes.evict(shape, &mut self.session.runner);
+    }
+
+    /// Runs an order's first job, so many of it, by one step a pass.
+    fn warm_one(&mut self, order: &Order, size: usize) -> Result<(), RunError> {
+        let Some(first) = order.jobs.first() else { return Ok(()) };
+        let jobs = vec![first.clone(); size];
+        let made = self.run_once(&Order { jobs, steps: None, resume: false });
+        self.agree(made)
+    }
+
     /// Runs an order by one step a pass, of which nothing is kept.
     fn run_once(&mut self, order: &Order) -> Result<(), RunError> {
         self.session.runner.executor.reset_set_up_time();
         let mut work = self.prepare(order, &mut |_| Ok(())).map_err(Ended::from)?;
-        work.requests.iter_mut().for_each(one_step);
-        match self.make(order, &mut work, &mut |_| ControlFlow::Continue(())) {
+        match self.make(order, &mut work, true, &mut |_| ControlFlow::Continue(())) {
             // What one step paints may be anything.
             Ok(_) | Err(Ended { error: PipelineError::NotFinite(_), .. }) => {}
             Err(ended) => return Err(ended.into()),
@@ -319,16 +392,4 @@ impl ModelDevice {
         self.shapes.used(&work.shape, self.session.runner.executor.used());
         Ok(())
     }
-}
-
-/// One step a pass: levels are inputs of programs.
-fn one_step(request: &mut Request) {
-    let ends = |levels: &mut Vec<f32>| {
-        if let [first, .., last] = levels[..] {
-            *levels = vec![first, last];
-        }
-    };
-    ends(&mut request.sigmas);
-    request.refine.iter_mut().for_each(|refine| ends(&mut refine.sigmas));
-    request.dfr.iter_mut().for_each(|dfr| ends(&mut dfr.sigmas));
 }

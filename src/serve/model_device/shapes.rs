@@ -1,6 +1,7 @@
 //! What is known of shapes: what stays on the devices while one runs, its programs, the time of a step.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Config, Generated, Phase, PipelineError};
@@ -9,6 +10,7 @@ use crate::pipeline::parameters::check_files;
 use crate::pipeline::programs::Programs;
 use crate::pipeline::residency::Keep;
 use crate::pipeline::runner::Runner;
+use crate::runtime::processes::Group;
 
 /// All shapes whose programs are loaded.
 #[derive(Default)]
@@ -42,6 +44,7 @@ impl Shapes {
         config: &Config,
         rows: usize,
         runner: &mut Runner,
+        group: Option<&Arc<Group>>,
     ) -> Result<(), PipelineError> {
         let key = plan_key(config, rows);
         let known = self.0.get(shape).and_then(|known| known.plans.get(&key));
@@ -51,7 +54,7 @@ impl Shapes {
                 let programs = Programs::of(config, None)?.of_rows(rows);
                 check_files(&runner.model.configs, &runner.model.weights, programs.components())?;
                 programs.check(&runner.build)?;
-                memory::plan(config, &programs, &mut runner.executor, &runner.build, None)?
+                memory::plan(config, &programs, &mut runner.executor, &runner.build, group)?
             }
         };
         runner.executor.keep(keep);

@@ -1,0 +1,79 @@
+//! The fields of a server's request, laid over its configuration.
+
+use serde_json::Value;
+
+use super::error::{ConfigError, ValueOrigin};
+use super::load::{Length, Loaded, combine, expand_reference};
+use super::tree::Tree;
+use super::validate::{Place, validate};
+use super::yaml::Node;
+
+const FRAMES: &str = "request.num_frames";
+
+/// Keys that a request writes, each with the name of its field.
+#[derive(Clone, Debug)]
+pub(crate) struct RequestLayer {
+    tree: Tree,
+    length: Option<Length>,
+    /// Keys that the configuration below does not say for this request.
+    unwritten: Vec<&'static str>,
+}
+
+impl Default for RequestLayer {
+    fn default() -> Self {
+        RequestLayer { tree: Tree::Map(Vec::new()), length: None, unwritten: Vec::new() }
+    }
+}
+
+impl RequestLayer {
+    /// Writes a key.
+    ///
+    /// # Errors
+    /// A value that the key does not take, by the field's name.
+    pub(crate) fn set(&mut self, field: &str, key: &str, value: Value) -> Result<(), ConfigError> {
+        let origin = ValueOrigin::Field(field.into());
+        let own = Tree::at(key, value, &origin);
+        validate(&Node::from_value(own.to_value()), Place::Flag(&origin.to_string()))?;
+        self.tree.merge(own);
+        Ok(())
+    }
+
+    /// Writes a tree of keys.
+    ///
+    /// # Errors
+    /// An unknown key, or a value that it does not take, by the field's name.
+    pub(crate) fn set_tree(&mut self, field: &str, tree: Value) -> Result<(), ConfigError> {
+        let (origin, node) = (ValueOrigin::Field(field.into()), Node::from_value(tree));
+        validate(&node, Place::Flag(&origin.to_string()))?;
+        self.tree.merge(Tree::from_node(&node, &|_| origin.clone()));
+        Ok(())
+    }
+
+    /// Writes the number of frames by a duration.
+    pub(crate) fn set_seconds(&mut self, field: &str, seconds: f64) {
+        self.length = Some(Length { seconds, origin: ValueOrigin::Field(field.into()) });
+    }
+
+    /// Takes a key as written nowhere below.
+    pub(crate) fn forget(&mut self, key: &'static str) {
+        self.unwritten.push(key);
+    }
+}
+
+impl Loaded {
+    /// The same with a request's fields over it.
+    ///
+    /// # Errors
+    /// Those of [`super::load()`].
+    pub(crate) fn with_request(&self, layer: &RequestLayer) -> Result<Loaded, ConfigError> {
+        let mut layers = self.layers.clone();
+        layers.iter_mut().for_each(|below| layer.unwritten.iter().for_each(|key| below.cut(key)));
+        let mut top = layer.tree.clone();
+        expand_reference(&mut top);
+        layers.push(top);
+        // A duration of the configuration gives way to any length of the request.
+        let says_frames = layer.unwritten.iter().any(|key| *key == FRAMES) || layer.tree.leaf(FRAMES).is_some();
+        let own = self.length.clone().filter(|_| !says_frames);
+        combine(layers, layer.length.clone().or(own), Some(self.version))
+    }
+}

@@ -1,0 +1,49 @@
+//! What requests must have in common to run together, and to run the same programs.
+
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+
+use crate::config::{Config, RescaleScope};
+use crate::request;
+use crate::serve::id::VideoId;
+
+/// Requests of one batch key differ in prompt and seed only (see [`crate::Request::can_batch_with`]). Frames that are predicted for
+/// the prompt, and statistics over all videos of a batch, make a request go alone.
+pub(super) fn batch(config: &Config, id: &VideoId) -> String {
+    let mut own = config.clone();
+    own.request.prompt = None;
+    own.request.seed = 0;
+    let goes_alone =
+        config.request.num_frames.count().is_none() || config.guidance.rescale_scope == RescaleScope::Batch;
+    hash(&json!({"config": own, "alone": goes_alone.then_some(id)}))
+}
+
+/// Requests of one shape run the same programs: texts, noise levels, scales, weights and the contents of files are inputs of these.
+pub(super) fn shape(config: &Config) -> String {
+    let mut own = config.clone();
+    let r = &mut own.request;
+    (r.prompt, r.negative_prompt, r.seed) = (None, String::new(), 0);
+    r.images.iter_mut().for_each(|image| image.path.clear());
+    r.reference_videos.iter_mut().for_each(|video| {
+        video.path.clear();
+        video.attention_mask.iter_mut().for_each(String::clear);
+    });
+    r.video.iter_mut().for_each(String::clear);
+    if let Some(audio) = &mut r.audio {
+        audio.path.clear();
+    }
+    own.model.loras.clear();
+    (own.sampler.steps, own.sampler.sigmas, own.sampler.noise_seed) = (0, None, None);
+    (own.two_stage.sigmas, own.dfr.sigmas) = (Vec::new(), Vec::new());
+    // Of the scales the branches that they need are all that a program has.
+    let branches: Vec<String> = request::branches(config).iter().map(|branch| format!("{branch:?}")).collect();
+    for stream in [&mut own.guidance.video, &mut own.guidance.audio] {
+        (stream.cfg, stream.stg, stream.modality, stream.rescale) = (None, None, None, None);
+    }
+    let perturbed = config.scales().map(|scales| scales.stg != 0.0);
+    hash(&json!({"config": own, "branches": branches, "perturbed": [perturbed.video, perturbed.audio]}))
+}
+
+fn hash(value: &Value) -> String {
+    hex::encode(Sha256::digest(value.to_string()))
+}

@@ -1,0 +1,307 @@
+//! Fields as a layer of the configuration.
+
+use serde_json::{Map, Value, json};
+
+use super::faults::of_config;
+use super::given::Given;
+use super::read::invalid;
+use super::table::{FIELDS, Place};
+use super::{Endpoint, Fields, tree};
+use crate::config::{Loaded, Pipeline, RequestLayer};
+use crate::serve::error::ApiError;
+
+const PIPELINE: &str = "pipeline";
+
+impl Fields {
+    /// The server's configuration with a request's fields over it.
+    pub(super) fn laid(
+        &self,
+        given: &Given,
+        endpoint: Endpoint,
+        warnings: &mut Vec<String>,
+    ) -> Result<Loaded, ApiError> {
+        let fault = |error| of_config(error, given);
+        let mut layer = RequestLayer::default();
+        if let Some(tree) = given.get("ltx2") {
+            tree::check(tree)?;
+            layer.set_tree("ltx2", tree::typed(tree.clone())).map_err(fault)?;
+        }
+        layer.set("n", "request.num_videos", json!(1)).map_err(fault)?;
+        let pipeline = self.pipeline(given, endpoint)?;
+        layer.set(&given.name(PIPELINE), PIPELINE, pipeline.name().into()).map_err(fault)?;
+        for spec in &FIELDS {
+            let (Some(value), Place::Keys(keys)) = (given.get(spec.name), spec.place) else { continue };
+            for key in keys {
+                layer.set(&given.name(spec.name), key, value.clone()).map_err(fault)?;
+            }
+        }
+        if let Some(text) = given.get("negative_prompt") {
+            let name = given.name("negative_prompt");
+            layer.set(&name, "request.negative_prompt", text.clone()).map_err(fault)?;
+            layer.set(&name, "request.negative_prompt_file", Value::Null).map_err(fault)?;
+        }
+        if let Some(seed) = given.get("seed") {
+            layer.set(&given.name("seed"), "request.seed", seed.clone()).map_err(fault)?;
+        }
+        if let Some(loras) = given.get("lora") {
+            layer.set(&given.name("lora"), "model.loras", self.with_loras(loras)).map_err(fault)?;
+        }
+        self.lay_size(given, &mut layer, warnings)?;
+        self.lay_length(given, pipeline, &mut layer, warnings)?;
+        self.check_files(given, pipeline)?;
+        self.lay_files(given, &mut layer)?;
+        lay_span(given, pipeline, &mut layer)?;
+        if pipeline.takes_video() {
+            // The video's own hold, not those of the server's other videos.
+            let own = ["request.width", "request.height", "request.num_frames", "request.frame_rate"];
+            own.into_iter().for_each(|key| layer.forget(key));
+        }
+        let mut loaded = self.loaded.with_request(&layer).map_err(fault)?;
+        if self.lay_images(given, loaded.config.clip_frames(), &mut layer)? {
+            loaded = self.loaded.with_request(&layer).map_err(fault)?;
+        }
+        Ok(loaded)
+    }
+
+    /// Refuses a request without what its pipeline starts from.
+    fn check_files(&self, given: &Given, pipeline: Pipeline) -> Result<(), ApiError> {
+        let (has, own) = (|field| given.get(field).is_some(), &self.loaded.config.request);
+        let in_tree = |key: &str| given.get("ltx2").and_then(|tree| tree.get("request")?.get(key)).is_some();
+        let needed: &[(&'static str, bool)] = match pipeline {
+            Pipeline::ImageToVideo | Pipeline::Keyframes => {
+                &[("input_reference", has("images") || !own.images.is_empty())]
+            }
+            Pipeline::AudioToVideo => &[("input_audio", has("input_audio") || own.audio.is_some())],
+            Pipeline::IcLora => &[("reference_videos", has("reference_videos") || !own.reference_videos.is_empty())],
+            Pipeline::VideoToAudio => &[("video", has("input_video") || own.video.is_some())],
+            Pipeline::Retake => &[
+                ("video", has("input_video") || own.video.is_some()),
+                ("start", has("start") || has("end") || has("retake") || in_tree("retake") || own.retake.is_some()),
+            ],
+            Pipeline::Extend => &[
+                ("video", has("input_video") || own.video.is_some()),
+                ("seconds", has("seconds") || in_tree("extend") || own.extend.is_some()),
+            ],
+            _ => &[],
+        };
+        match needed.iter().find(|(_, is_there)| !is_there) {
+            None => Ok(()),
+            Some((field, _)) => Err(invalid(field, format!("the pipeline {} needs it", pipeline.name()))),
+        }
+    }
+
+    /// Given sounds and videos, by their paths.
+    fn lay_files(&self, given: &Given, layer: &mut RequestLayer) -> Result<(), ApiError> {
+        let fault = |error| of_config(error, given);
+        self.lay_images(given, None, layer)?;
+        if let Some(sound) = given.get("input_audio") {
+            let mut own = sound.clone();
+            self.place(&mut own, "stored", "path")?;
+            layer.set(&given.name("input_audio"), "request.audio", own).map_err(fault)?;
+        }
+        if let Some(video) = given.get("input_video") {
+            let path = self.stored(video, "stored")?;
+            layer.set(&given.name("input_video"), "request.video", path.into()).map_err(fault)?;
+        }
+        if let Some(videos) = given.get("reference_videos").and_then(Value::as_array) {
+            let mut videos = videos.clone();
+            for video in &mut videos {
+                self.place(video, "stored", "path")?;
+                self.place(video, "mask", "attention_mask")?;
+            }
+            layer.set(&given.name("reference_videos"), "request.reference_videos", videos.into()).map_err(fault)?;
+        }
+        Ok(())
+    }
+
+    /// Given images; the last frame's number, where one stands for it, is known when the others are laid. Whether one does.
+    fn lay_images(&self, given: &Given, frames: Option<usize>, layer: &mut RequestLayer) -> Result<bool, ApiError> {
+        let Some(images) = given.get("images").and_then(Value::as_array) else { return Ok(false) };
+        let (mut images, mut any) = (images.clone(), false);
+        for image in &mut images {
+            self.place(image, "stored", "path")?;
+            if image["frame"] == "last" {
+                image["frame"] = frames.map_or(0, |frames| frames - 1).into();
+                any = true;
+            }
+        }
+        layer.set(&given.name("images"), "request.images", images.into()).map_err(|error| of_config(error, given))?;
+        Ok(any && frames.is_some())
+    }
+
+    /// The path of a file that is kept.
+    fn stored(&self, item: &Value, key: &str) -> Result<String, ApiError> {
+        let path = self.inputs.path(item[key].as_str().unwrap_or_default());
+        match path.is_file() {
+            true => Ok(path.to_string_lossy().into_owned()),
+            false => Err(ApiError::new(410, "expired", "a file that the request starts from is no longer there")),
+        }
+    }
+
+    /// Puts the path of a kept file in the place of its name, where there is one.
+    fn place(&self, item: &mut Value, key: &str, to: &str) -> Result<(), ApiError> {
+        if item[key].is_string() {
+            let path = self.stored(item, key)?;
+            if let Value::Object(map) = item {
+                map.shift_remove(key);
+                map.insert(to.into(), path.into());
+            }
+        }
+        Ok(())
+    }
+
+    /// The pipeline of a request.
+    fn pipeline(&self, given: &Given, endpoint: Endpoint) -> Result<Pipeline, ApiError> {
+        let in_tree = given.get("ltx2").and_then(|tree| tree.get(PIPELINE)).and_then(Value::as_str);
+        let (field, named) = match (given.text(PIPELINE), in_tree) {
+            (Some(name), _) => (given.name(PIPELINE), Some(name)),
+            (None, name) => ("ltx2.pipeline".into(), name),
+        };
+        let own = self.loaded.config.pipeline;
+        let chosen = match (named, endpoint) {
+            (Some(name), _) => {
+                let known: Option<Pipeline> = serde_json::from_value(name.into()).ok();
+                known.ok_or_else(|| {
+                    invalid(&field, format!("there is no pipeline '{}'; {}", super::given::plain(name), self.served()))
+                })?
+            }
+            (None, Endpoint::Edit(_)) => Pipeline::Retake,
+            (None, Endpoint::Extend(_)) => Pipeline::Extend,
+            (None, _) => self.by_files(given, own),
+        };
+        // The same weights and preset.
+        let has_images = given.get("images").is_some();
+        let chosen = if chosen == Pipeline::TextToVideo && has_images { Pipeline::ImageToVideo } else { chosen };
+        if chosen == Pipeline::TextToAudio {
+            return Err(invalid(&field, "text_to_audio makes no video, and the server serves videos"));
+        }
+        if self.pipelines().contains(&chosen) {
+            return Ok(chosen);
+        }
+        let name = chosen.name();
+        Err(invalid(&field, format!("the server was not started for {name} (serve.pipelines); {}", self.served())))
+    }
+
+    /// The server's pipeline, or another one that it was started for and that a request's files are for.
+    fn by_files(&self, given: &Given, own: Pipeline) -> Pipeline {
+        let has = |field| given.get(field).is_some();
+        let served = self.pipelines();
+        let or_own = |other: Pipeline| if served.contains(&other) { other } else { own };
+        match own {
+            Pipeline::ImageToVideo if !has("images") && self.loaded.config.request.images.is_empty() => {
+                Pipeline::TextToVideo
+            }
+            Pipeline::TextToVideo | Pipeline::ImageToVideo if has("input_audio") => or_own(Pipeline::AudioToVideo),
+            own if has("reference_videos") && !own.takes_video() => or_own(Pipeline::IcLora),
+            own => own,
+        }
+    }
+
+    fn served(&self) -> String {
+        let names: Vec<&str> = self.pipelines().into_iter().map(Pipeline::name).collect();
+        format!("it serves {}", names.join(", "))
+    }
+
+    /// Width and height, by either way of writing them.
+    fn lay_size(&self, given: &Given, layer: &mut RequestLayer, warnings: &mut Vec<String>) -> Result<(), ApiError> {
+        let fault = |error| of_config(error, given);
+        let mut sides = [None, None];
+        if let Some(size) = given.get("size") {
+            let field = given.name("size");
+            let Value::String(size) = size else { return Err(wrong_size(&field)) };
+            if let Some(target) = self.loaded.config.serve.size_aliases.get(size) {
+                warnings.push(format!("size {size} is an alias of {target}"));
+                sides = parse_size(target).ok_or_else(|| wrong_size(&field))?.map(Some);
+            } else if !matches!(size.as_str(), "" | "auto") {
+                sides = parse_size(size).ok_or_else(|| wrong_size(&field))?.map(Some);
+            }
+        }
+        for ((name, key), of_size) in [("width", "request.width"), ("height", "request.height")].into_iter().zip(sides)
+        {
+            let own = given.get(name).and_then(Value::as_u64);
+            let side = match (own, of_size) {
+                (Some(own), Some(of_size)) if own != of_size => {
+                    let size = given.name("size");
+                    return Err(invalid(&given.name(name), format!("says {own}, and {size} says {of_size}; keep one")));
+                }
+                (Some(own), _) => Some((given.name(name), own)),
+                (None, of_size) => of_size.map(|side| (given.name("size"), side)),
+            };
+            if let Some((field, side)) = side {
+                layer.set(&field, key, side.into()).map_err(fault)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The number of frames, given or by a duration.
+    fn lay_length(
+        &self,
+        given: &Given,
+        pipeline: Pipeline,
+        layer: &mut RequestLayer,
+        warnings: &mut Vec<String>,
+    ) -> Result<(), ApiError> {
+        let seconds = given.get("seconds").and_then(Value::as_f64);
+        if pipeline == Pipeline::Extend {
+            return Ok(());
+        }
+        if let Some(frames) = given.get("num_frames") {
+            if seconds.is_some() {
+                let (frames, seconds) = (given.name("num_frames"), given.name("seconds"));
+                warnings.push(format!("{frames} was taken, {seconds} was not"));
+            }
+            let set = layer.set(&given.name("num_frames"), "request.num_frames", frames.clone());
+            return set.map_err(|error| of_config(error, given));
+        }
+        if let Some(seconds) = seconds {
+            layer.set_seconds(&given.name("seconds"), seconds);
+        }
+        Ok(())
+    }
+}
+
+/// The span of a retake, or what an extension adds.
+fn lay_span(given: &Given, pipeline: Pipeline, layer: &mut RequestLayer) -> Result<(), ApiError> {
+    let fault = |error| of_config(error, given);
+    let flat = ["start", "end"].into_iter().filter_map(|name| Some((name, given.get(name)?)));
+    let flat: Map<String, Value> = flat.map(|(name, value)| (name.into(), value.clone())).collect();
+    match given.get("retake") {
+        Some(_) if !flat.is_empty() => {
+            return Err(invalid(&given.name("retake"), "says the span; leave out start and end"));
+        }
+        Some(span) => layer.set(&given.name("retake"), "request.retake", span.clone()).map_err(fault)?,
+        None if flat.is_empty() => {}
+        None => {
+            let name = given.name(if given.get("start").is_some() { "start" } else { "end" });
+            layer.set(&name, "request.retake", flat.into()).map_err(fault)?;
+        }
+    }
+    if pipeline != Pipeline::Extend {
+        let extension = ["before", "overlap"].into_iter().find(|name| given.get(name).is_some());
+        return extension.map_or(Ok(()), |name| Err(invalid(&given.name(name), "is for extensions alone")));
+    }
+    if given.get("num_frames").is_some() {
+        return Err(invalid(&given.name("num_frames"), "an extension is as long as seconds says; leave it out"));
+    }
+    let fields = ["seconds", "before", "overlap"].into_iter().filter_map(|name| Some((name, given.get(name)?)));
+    let extend: Map<String, Value> = fields.map(|(name, value)| (name.into(), value.clone())).collect();
+    if extend.is_empty() {
+        return Ok(());
+    }
+    layer.set(&given.name("seconds"), "request.extend", extend.into()).map_err(fault)
+}
+
+fn wrong_size(field: &str) -> ApiError {
+    ApiError::field("invalid_size", field, format!("{field}: write WIDTHxHEIGHT in pixels, e.g. 768x512, or auto"))
+}
+
+/// `WxH`.
+pub(super) fn parse_size(text: &str) -> Option<[u64; 2]> {
+    let side = |text: &str| {
+        let digits = (2..=5).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_digit());
+        text.parse().ok().filter(|side: &u64| digits && *side > 0)
+    };
+    let (width, height) = text.split_once('x')?;
+    Some([side(width)?, side(height)?])
+}

@@ -1,0 +1,75 @@
+//! Requests against the model's sizes and the server's limits, without a device.
+
+use std::sync::Arc;
+
+use super::faults::of_request;
+use super::given::Given;
+use crate::config::{Config, Job, Pipeline, Serve};
+use crate::models::presets::Preset;
+use crate::pipeline::configs::ModelConfigs;
+use crate::request::{self, ModelSizes, coordinate_grids};
+use crate::sampling::latents::VideoGrid;
+use crate::serve::error::ApiError;
+use crate::weights::{ModelSource, Overrides};
+
+/// Sizes of the server's model.
+pub(super) struct Resolver {
+    /// All of them, where its files are here.
+    sizes: Option<ModelSizes>,
+    /// Video sizes to tokens.
+    grid: VideoGrid,
+}
+
+impl Resolver {
+    /// Of a configuration's model: by its files, else as this program carries it, else as a published one.
+    pub(super) fn of(config: &Config) -> Self {
+        let source = ModelSource::open(&config.model.path, &Overrides::default()).map(Arc::new);
+        let carried = || Preset::named(&config.model.path).map(ModelConfigs::of_preset);
+        let configs = source.ok().map(|source| ModelConfigs::of(&source).for_run(config)).or_else(carried);
+        let sizes = configs.as_ref().and_then(|configs| configs.sizes().ok());
+        let transformer = configs.and_then(|configs| configs.transformer().ok()).unwrap_or_default();
+        let grid = coordinate_grids(&transformer).0;
+        Resolver { sizes, grid }
+    }
+
+    /// Refuses what the model cannot make, or the server does not.
+    ///
+    /// # Errors
+    /// `too_large` for more frames or tokens than the server's; what the model says of sizes and conditions.
+    pub(super) fn check(&self, config: &Config, serve: &Serve, given: &Given) -> Result<(), ApiError> {
+        let fault = |error| of_request(&error, given);
+        request::conditions(config).map_err(fault)?;
+        let Some(frames) = config.request.num_frames.count() else { return Ok(()) };
+        let job =
+            Job { index: 0, prompt: config.request.prompt.clone().unwrap_or_default(), seed: config.request.seed };
+        let resolved =
+            self.sizes.as_ref().map(|sizes| request::of_job(config, sizes, &job)).transpose().map_err(fault)?;
+        let made = resolved.as_ref().map_or(frames, |request| request.output_frames());
+        if made > serve.max_frames {
+            let name = if given.get("num_frames").is_none() && given.get("seconds").is_some() {
+                "seconds"
+            } else {
+                "num_frames"
+            };
+            let name = given.name(name);
+            let why = format!("{name}: {made} frames; the server makes at most {}", serve.max_frames);
+            return Err(ApiError::field("too_large", name, why));
+        }
+        if config.pipeline == Pipeline::VideoToAudio {
+            return Ok(());
+        }
+        let (width, height) = (config.request.width, config.request.height);
+        let tokens = self.grid.latents(1, 1, width, height, frames).map(|latents| self.grid.tokens(&latents));
+        let tokens = tokens.map_err(|error| of_request(&error.into(), given))?;
+        if tokens > serve.max_tokens {
+            let name = given.name(if given.get("width").is_some() { "width" } else { "size" });
+            let why = format!(
+                "{name}: {width}x{height} with {frames} frames are {tokens} video tokens; the server makes at most {}: fewer frames, \
+                 or a smaller size",
+                serve.max_tokens
+            );
+            return Err(ApiError::field("too_large", name, why));
+        }
+        Ok(())
+    }
+}

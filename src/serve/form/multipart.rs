@@ -1,0 +1,116 @@
+//! Forms, `multipart/form-data`. Files go to the disk as they come.
+
+use std::path::Path;
+
+use axum::extract::Multipart;
+use axum::extract::multipart::{Field, MultipartError};
+use sha2::{Digest, Sha256};
+use tokio::io::AsyncWriteExt;
+
+use super::brackets::{Branch, root};
+use super::{FilePart, Form, MAX_FIELDS, MAX_PARTS, MAX_TEXT, check_text, invalid, shown, too_many};
+use crate::serve::error::ApiError;
+
+impl Form {
+    /// A form; its files are kept in `tmp`.
+    ///
+    /// # Errors
+    /// `invalid_multipart`, and 413 where the body is too long; names and text that no field may have; a full disk.
+    pub async fn multipart(mut body: Multipart, tmp: &Path) -> Result<Form, ApiError> {
+        let (mut tree, mut parts, mut fields, mut text) = (Branch::default(), Vec::new(), 0, 0);
+        let mut hash = Sha256::new().chain_update(b"form\0");
+        while let Some(field) = body.next_field().await.map_err(broken)? {
+            let name = field.name().ok_or_else(|| malformed("a part has no name"))?.to_string();
+            let own = root(&name)?.to_string();
+            let is_file = is_file(&field);
+            let (digest, empty) = match is_file {
+                true if parts.len() == MAX_PARTS => return Err(too_many("files", MAX_PARTS)),
+                true => {
+                    let (part, digest) = file(field, own, tmp).await?;
+                    let empty = part.bytes == 0;
+                    // A form without a chosen file sends an empty one.
+                    if !empty {
+                        parts.push(part);
+                    }
+                    (digest, empty)
+                }
+                false if fields == MAX_FIELDS => return Err(too_many("fields", MAX_FIELDS)),
+                false => {
+                    fields += 1;
+                    let value = read_text(field, &own, &mut text).await?;
+                    let digest: [u8; 32] = Sha256::digest(value.as_bytes()).into();
+                    let empty = value.is_empty();
+                    if !empty {
+                        check_text(&own, &value.as_str().into())?;
+                        tree.add(&name, value)?;
+                    }
+                    (digest, empty)
+                }
+            };
+            if !empty {
+                hash.update([u8::from(is_file), name.len() as u8]);
+                hash.update(name.as_bytes());
+                hash.update(digest);
+            }
+        }
+        Ok(Form { fields: tree.finish()?, parts, body_sha256: hex::encode(hash.finalize()) })
+    }
+}
+
+/// Whether a part is a file: it has a file's name, or a type that is no text.
+fn is_file(field: &Field) -> bool {
+    let types = ["image/", "video/", "audio/", "application/octet-stream"];
+    field.file_name().is_some()
+        || field.content_type().is_some_and(|own| types.iter().any(|t| own.to_ascii_lowercase().starts_with(t)))
+}
+
+/// A part as text.
+async fn read_text(mut field: Field<'_>, name: &str, total: &mut u64) -> Result<String, ApiError> {
+    let charset =
+        field.content_type().and_then(|own| own.to_ascii_lowercase().split_once("charset=").map(|c| c.1.to_string()));
+    let charset = charset.map(|own| own.trim_matches(['"', ' ']).split(';').next().unwrap_or_default().to_string());
+    if charset.is_some_and(|own| !matches!(own.as_str(), "utf-8" | "utf8" | "us-ascii")) {
+        return Err(invalid(name, format!("field '{name}': text is sent as UTF-8")));
+    }
+    let mut bytes = Vec::new();
+    while let Some(chunk) = field.chunk().await.map_err(broken)? {
+        *total += chunk.len() as u64;
+        if *total > MAX_TEXT {
+            return Err(ApiError::new(413, "body_too_large", "the fields of the form are too long"));
+        }
+        bytes.extend_from_slice(&chunk);
+    }
+    String::from_utf8(bytes).map_err(|_| invalid(name, format!("field '{name}' is not UTF-8")))
+}
+
+/// A part as a file, and its SHA-256.
+async fn file(mut field: Field<'_>, name: String, tmp: &Path) -> Result<(FilePart, [u8; 32]), ApiError> {
+    let unkept = |error: std::io::Error| match error.kind() {
+        std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => {
+            ApiError::new(507, "insufficient_storage", "the server's disk is full").should_retry(false)
+        }
+        _ => ApiError::new(500, "internal", "a file of the request cannot be kept"),
+    };
+    let file = tempfile::Builder::new().prefix(".part-").tempfile_in(tmp).map_err(unkept)?;
+    let mut out = tokio::fs::File::from_std(file.as_file().try_clone().map_err(unkept)?);
+    let (mut bytes, mut hash) = (0, Sha256::new());
+    while let Some(chunk) = field.chunk().await.map_err(broken)? {
+        bytes += chunk.len() as u64;
+        hash.update(&chunk);
+        out.write_all(&chunk).await.map_err(unkept)?;
+    }
+    out.flush().await.map_err(unkept)?;
+    Ok((FilePart { field: name, file, bytes }, hash.finalize().into()))
+}
+
+fn malformed(why: &str) -> ApiError {
+    ApiError::new(400, "invalid_multipart", format!("the form cannot be read: {why}"))
+}
+
+/// What the reader of forms says.
+fn broken(error: MultipartError) -> ApiError {
+    match error.status().as_u16() {
+        413 => ApiError::new(413, "body_too_large", "the body is too long"),
+        _ => malformed(&shown(&error.body_text())),
+    }
+}
