@@ -12,8 +12,9 @@ use super::generate::prepare_libtpu;
 use super::{Ended, UsageError, log, print, tell};
 use crate::config::{CliOverrides, Drain, Loaded, LogFormat, load};
 use crate::pipeline::processes::together;
-use crate::serve::device::Device;
+use crate::runtime::processes::Group;
 use crate::serve::health::Condition;
+use crate::serve::model_device::{factory_together, follow};
 use crate::serve::server::{Options, Server, StartError, state_folder};
 
 /// Between two looks at signals and at the device.
@@ -227,8 +228,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     prepare_libtpu(&loaded.config);
     let config = loaded.config.clone();
     together(&config, |group| match group {
-        None => serve(loaded.clone()),
-        Some(_) => Err(UsageError("ltx2 serve runs in one process".into()).into()),
+        Some(group) if group.id() > 0 => {
+            log::only_warnings();
+            follow(&config, group).map_err(anyhow::Error::msg)
+        }
+        group => serve(loaded.clone(), group.cloned()),
     })
 }
 
@@ -239,12 +243,12 @@ fn usage(error: StartError) -> anyhow::Error {
     }
 }
 
-fn serve(loaded: Loaded) -> anyhow::Result<()> {
+fn serve(loaded: Loaded, group: Option<Arc<Group>>) -> anyhow::Result<()> {
     let signals = Signals::listen()?;
     let options = Options { key: std::env::var(KEY_VARIABLE).ok(), ..Options::default() };
     let insecure = loaded.config.serve.insecure;
-    let factory = || -> Result<Box<dyn Device>, String> { Err("no device yet".into()) };
-    let server = Server::start(loaded, options, factory).map_err(usage)?;
+    let factory = factory_together(loaded.config.clone(), group);
+    let server = Server::start(loaded, options, Box::new(factory)).map_err(usage)?;
     let keys = match (server.keys(), insecure) {
         (0, true) if !server.address().ip().is_loopback() => "no key: anyone may use it".into(),
         (0, _) => "no key".into(),
@@ -254,7 +258,7 @@ fn serve(loaded: Loaded) -> anyhow::Result<()> {
     let (address, names, state) = (server.address(), server.names().join(", "), server.state().display());
     tell(format_args!("http://{address}: {names}, {keys}, state in {state}"));
     let mut warm = false;
-    while signals.count() == 0 && !server.has_ended() {
+    while signals.count() == 0 && !server.has_failed() {
         if !warm && server.health().now() == Condition::Ready {
             warm = true;
             tracing::info!("ready");

@@ -261,6 +261,9 @@ impl Run<'_> {
                 return Err(PipelineError::NotFinite(format!("the {stream} latents after step {step} of {steps}")));
             }
             done = end;
+            if self.options.warms {
+                break;
+            }
             keep(done.div_ceil(size), &latents)?;
         }
         let [behind, ahead] = pass.names.around;

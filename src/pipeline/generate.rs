@@ -77,7 +77,8 @@ pub fn generate(
     let chunk = Some(options.progress_every.unwrap_or(INTERRUPT_EVERY));
     let dump_steps = options.dump_steps && options.dump.is_some();
     let encode = first.then(Mp4Options::default);
-    let mut run = RunOptions { chunk, dump: options.dump.is_some(), dump_steps, saving: None, encode, rows: 0 };
+    let dump = options.dump.is_some();
+    let mut run = RunOptions { chunk, dump, dump_steps, encode, ..RunOptions::default() };
 
     let mut finished = Vec::new();
     let mut perf = Vec::new();

@@ -54,7 +54,7 @@ impl RunReport {
     /// goes to the log.
     pub(crate) fn end(&self, written: Span) -> (String, Value) {
         let encoding = Duration::from_secs_f64((written.to - written.from).max(0.0));
-        let mut timeline = self.timeline.copy();
+        let timeline = self.timeline.copy();
         timeline.push(written);
         tracing::debug!("{timeline}");
         let total = self.made + encoding;

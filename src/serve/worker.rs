@@ -212,6 +212,7 @@ fn hand_on(
         }
         let (id, cancelled) = (job.id.clone(), Arc::clone(cancelled));
         let finishing = Finishing { folder: jobs.folder(&id), id, made, cancelled, run: Arc::clone(running) };
+        jobs.handed_on(running);
         finisher.send(finishing).map_err(|_| "the thread that writes videos is gone".to_string())?;
     }
     for job in running.order.jobs.iter().skip(count) {
@@ -229,7 +230,7 @@ fn finish_all(jobs: &Jobs, status: &Told, receiver: &Receiver<Finishing>) {
             jobs.failed(&id, Failure::new("internal", "the video could not be written"));
             fail(jobs, status, &words(&*panic));
         }
-        drop(run);
+        jobs.written(&run);
     }
     status.send_if_modified(|status| {
         let is_drained = !matches!(status, Status::Failed(_));
@@ -247,7 +248,6 @@ fn finish(jobs: &Jobs, mut finishing: Finishing) {
     let mut written: Option<Produced> = None;
     loop {
         if cancelled.load(Ordering::Acquire) {
-            jobs.dropped(id);
             return;
         }
         let attempt = match written.clone() {

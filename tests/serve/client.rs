@@ -66,7 +66,8 @@ impl Connection {
     /// Sends a request, and reads the head of its answer.
     fn begin(&mut self, method: &str, path: &str, headers: &BTreeMap<String, String>, body: &[u8]) -> Answer {
         let own: String = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
-        let head = format!("{method} {path} HTTP/1.1\r\nhost: {}\r\ncontent-length: {}\r\n{own}\r\n", self.to, body.len());
+        let head =
+            format!("{method} {path} HTTP/1.1\r\nhost: {}\r\ncontent-length: {}\r\n{own}\r\n", self.to, body.len());
         let mut bytes = head.into_bytes();
         bytes.extend(body);
         self.reader.get_mut().write_all(&bytes).expect("sent");
@@ -144,8 +145,10 @@ impl Iterator for Events {
     fn next(&mut self) -> Option<Self::Item> {
         loop {
             if let Some((event, rest)) = self.rest.split_once("\n\n") {
-                let field = |name: &str| event.lines().find_map(|line| line.strip_prefix(name)).map(|v| v.trim().to_string());
-                let found = (field("event:").unwrap_or_default(), serde_json::from_str(&field("data:").unwrap_or_default()));
+                let field =
+                    |name: &str| event.lines().find_map(|line| line.strip_prefix(name)).map(|v| v.trim().to_string());
+                let found =
+                    (field("event:").unwrap_or_default(), serde_json::from_str(&field("data:").unwrap_or_default()));
                 self.rest = rest.into();
                 return Some((found.0, found.1.unwrap_or_default()));
             }

@@ -102,10 +102,12 @@ impl Made for Written {
         let begun = Instant::now();
         let mut bytes = 0;
         for (variant, contents) in scripted::files() {
-            std::fs::write(folder.join(variant.file()), contents).map_err(|e| Failure::new("internal", e.to_string()))?;
+            std::fs::write(folder.join(variant.file()), contents)
+                .map_err(|e| Failure::new("internal", e.to_string()))?;
             bytes += contents.len() as u64;
         }
-        std::fs::write(folder.join(Variant::Sidecar.file()), "{}").map_err(|e| Failure::new("internal", e.to_string()))?;
+        std::fs::write(folder.join(Variant::Sidecar.file()), "{}")
+            .map_err(|e| Failure::new("internal", e.to_string()))?;
         self.0.writes.lock().unwrap().push(begun.elapsed());
         Ok(Produced {
             width: 32,
@@ -133,7 +135,8 @@ impl Bench {
         let folder = scripted::quick_folder();
         let log = Arc::new(Log::default());
         let own = Arc::clone(&log);
-        let server = client::server(folder.path(), &["serve.queue=2000", "serve.queue_per_key=2000"], || Timed { log: own });
+        let server =
+            client::server(folder.path(), &["serve.queue=2000", "serve.queue_per_key=2000"], || Timed { log: own });
         Bench { server, log, _folder: folder }
     }
 
@@ -157,7 +160,10 @@ fn request(prompt: &str) -> Value {
 
 /// Waits for a video's end by its events; the moment of each, with its object.
 fn followed(to: SocketAddr, id: &str) -> Vec<(Instant, String, Value)> {
-    Connection::open(to).events(&format!("/v1/videos/{id}/events")).map(|(name, data)| (Instant::now(), name, data)).collect()
+    Connection::open(to)
+        .events(&format!("/v1/videos/{id}/events"))
+        .map(|(name, data)| (Instant::now(), name, data))
+        .collect()
 }
 
 /// A PNG of some bytes, which cannot be packed.
@@ -251,7 +257,12 @@ fn polls() {
     });
     let (count, seconds, p99) = (answered.len(), begun.elapsed().as_secs_f64(), Times::of(answered).at(0.99));
     let figure = format!("{count} answered in {seconds:.1} s, 99 % within {p99:.0} ms");
-    note("10,000 polls over 1,000 connections", "all answered, 99 % within 250 ms", &figure, count == 10_000 && p99 < 250.0);
+    note(
+        "10,000 polls over 1,000 connections",
+        "all answered, 99 % within 250 ms",
+        &figure,
+        count == 10_000 && p99 < 250.0,
+    );
     bench.connection().send("DELETE", &path, &BTreeMap::new(), b"");
     bench.end();
 }
@@ -278,8 +289,9 @@ fn events() {
     let heard = followed(bench.to(), &id);
     let steps = bench.log.steps.lock().unwrap().clone();
     let late = heard.iter().filter(|(_, name, data)| name == "progress" && data["step"].as_u64().unwrap_or(0) > 0);
-    let late: Vec<Duration> =
-        late.map(|(when, _, data)| when.duration_since(steps[data["step"].as_u64().unwrap_or(1) as usize - 1])).collect();
+    let late: Vec<Duration> = late
+        .map(|(when, _, data)| when.duration_since(steps[data["step"].as_u64().unwrap_or(1) as usize - 1]))
+        .collect();
     assert!(late.len() >= 90, "{} of 100 steps were told", late.len());
     Times::of(late).note("a step is done, to its event", 5.0, 50.0);
     bench.end();
@@ -296,8 +308,13 @@ fn cancels() {
         (asked, asked.elapsed())
     };
     let running = connection.post("/v1/videos", &request("steps=100000 ms=50")).id();
-    let queued: Vec<String> = (0..100).map(|at| connection.post("/v1/videos", &request(&format!("waits {at}"))).id()).collect();
-    Times::of(queued.iter().map(|id| cancel(&mut connection, id).1).collect::<Vec<_>>()).note("cancel, queued", 5.0, 20.0);
+    let queued: Vec<String> =
+        (0..100).map(|at| connection.post("/v1/videos", &request(&format!("waits {at}"))).id()).collect();
+    Times::of(queued.iter().map(|id| cancel(&mut connection, id).1).collect::<Vec<_>>()).note(
+        "cancel, queued",
+        5.0,
+        20.0,
+    );
     cancel(&mut connection, &running);
     scripted::until("the cancelled video to leave the device", || bench.log.runs.lock().unwrap().len() == 1);
     let mut stops = Vec::new();
@@ -305,7 +322,9 @@ fn cancels() {
         let id = connection.post("/v1/videos", &request(&format!("steps=100000 ms=50 at {at}"))).id();
         std::thread::sleep(Duration::from_millis(60 + at * 3));
         let (asked, _) = cancel(&mut connection, &id);
-        scripted::until("the cancelled video to leave the device", || bench.log.runs.lock().unwrap().len() == at as usize + 2);
+        scripted::until("the cancelled video to leave the device", || {
+            bench.log.runs.lock().unwrap().len() == at as usize + 2
+        });
         stops.push(bench.log.runs.lock().unwrap().last().expect("a run").1.duration_since(asked));
     }
     Times::of(stops).note("cancel, running, steps of 50 ms: to the device's being free", 50.0 / 2.0 + 10.0, 100.0);
@@ -328,10 +347,15 @@ fn overhead() {
         let write = bench.log.writes.lock().unwrap()[0];
         times.push(done.duration_since(begun).saturating_sub(run.1.duration_since(run.0)).saturating_sub(write));
     }
-    Times::of(times).note("overhead of a request: sent to completed, less the device's time and the files'", 20.0, 60.0);
+    Times::of(times).note(
+        "overhead of a request: sent to completed, less the device's time and the files'",
+        20.0,
+        60.0,
+    );
     bench.log.runs.lock().unwrap().clear();
     let hold = connection.post("/v1/videos", &request("steps=10 ms=50 first")).id();
-    let ids: Vec<String> = (0..200).map(|at| connection.post("/v1/videos", &request(&format!("ms=5 {at}"))).id()).collect();
+    let ids: Vec<String> =
+        (0..200).map(|at| connection.post("/v1/videos", &request(&format!("ms=5 {at}"))).id()).collect();
     for id in [&hold].into_iter().chain(&ids) {
         followed(bench.to(), id);
     }

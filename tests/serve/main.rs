@@ -6,8 +6,12 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod crash;
+mod disk;
 mod jobs;
+mod load;
 mod nano;
+mod scripted;
 
 fn main() -> std::process::ExitCode {
     support::harness::main()

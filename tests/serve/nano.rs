@@ -5,13 +5,15 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::support::{self, needs};
 use ltx2::config::{Config, load};
+use ltx2::runtime::processes::{Group, Launch, Timeouts};
 use ltx2::serve::device::{Device, Made, Moment, Order, RunError, Stop};
 use ltx2::serve::id::Ids;
 use ltx2::serve::job::{Accepted, Produced, Stage};
-use ltx2::serve::model_device::factory;
+use ltx2::serve::model_device::{factory_together, follow};
 use serde_json::{Map, Value};
 
 /// A configuration for a server whose state is in `state`: the reference's smallest model.
@@ -36,9 +38,13 @@ struct Server {
 
 impl Server {
     fn start(set: &[&str]) -> Self {
+        Server::start_together(set, None)
+    }
+
+    fn start_together(set: &[&str], group: Option<Arc<Group>>) -> Self {
         let state = tempfile::tempdir().expect("a folder");
         std::fs::create_dir(state.path().join("inputs")).expect("a folder");
-        let device = factory(config(state.path(), set))().expect("a device");
+        let device = factory_together(config(state.path(), set), group)().expect("a device");
         let set = set.iter().map(|s| (*s).to_string()).collect();
         Server { state, device, set, ids: Ids::behind(None) }
     }
@@ -260,14 +266,94 @@ fn a_drained_job_goes_on_where_it_was() {
     assert!(warnings.len() == 1 && warnings[0].contains("another model or release"), "{warnings:?}");
 }
 
-/// A server that another test kills.
+/// A server that another test kills, or one of two that serve together.
 #[needs(member)]
 fn member() {
-    let state = std::env::var("LTX2_TEST_STATE").expect("a folder");
-    let state = Path::new(&state);
+    let role = std::env::var("LTX2_TEST_MEMBER").expect("a role");
+    let parts: Vec<&str> = role.split_whitespace().collect();
+    match parts[..] {
+        ["alone", state] => {
+            let mut server = Server::start(&[]);
+            let jobs = vec![server.job("small", &["request.seed=3", "sampler.steps=6"], &[])];
+            server.run(&Order { jobs, steps: Some(Path::new(state).join("steps.safetensors")), resume: false });
+        }
+        [role, coordinator] => {
+            let launch = Launch {
+                id: usize::from(role == "follows"),
+                count: 2,
+                coordinator: coordinator.into(),
+                how: "test".into(),
+            };
+            let timeouts = Timeouts { start: Duration::from_secs(300), lost: Duration::from_secs(60) };
+            let end = |message: &str| {
+                eprintln!("error: {message}");
+                std::process::exit(1)
+            };
+            let group = Arc::new(Group::join(&launch, timeouts, Box::new(end)).expect("joins"));
+            match role {
+                "follows" => {
+                    let state = tempfile::tempdir().expect("a folder");
+                    follow(&config(state.path(), &[]), &group).expect("follows");
+                }
+                _ => leads(&group),
+            }
+            group.finish();
+        }
+        _ => panic!("{role}"),
+    }
+}
+
+/// Process 0: a job from an image, one that is cancelled, then two more. It prints what came of them.
+fn leads(group: &Arc<Group>) {
+    let mut server = Server::start_together(&[], Some(group.clone()));
+    let image = server.gives(Path::new("tests/fixtures/images/shapes.png"));
+    let set = format!("request.images=[{{path: {image}, frame: 0, strength: 1.0, crf: 0}}]");
+    let given = server.job("image", &["pipeline=image_to_video", &set], &["shapes.png"]);
+    let jobs = [4, 3, 5].map(|seed| server.job("small", &[&format!("request.seed={seed}")], &[]));
+    let mut keys = Vec::new();
+    println!("made {}", server.make(&given).hashes().join(" "));
+    for (n, job) in jobs.iter().enumerate() {
+        if n == 0 {
+            stops_at(&mut server, &order(std::slice::from_ref(job)), Stage::Denoise, 1, Stop::Cancelled);
+            println!("cancelled");
+        } else {
+            println!("made {}", server.make(job).hashes().join(" "));
+        }
+        keys.push(group.served_keys().expect("process 0 serves the store"));
+    }
+    println!("keys {keys:?}");
+}
+
+/// Each of two processes computes all of the work: what they say to each other is that of others.
+#[needs(cpu)]
+fn two_processes_are_one_server() {
+    let _ = support::tiny();
+    let place = ltx2::runtime::processes::store::Server::start("127.0.0.1:0").expect("listens").address().to_string();
+    let start = |role: &str| {
+        let mut member = Command::new(std::env::current_exe().expect("a path"));
+        member.args(["nano::member", "--exact", "--nocapture", "--test-threads", "1"]);
+        member.env("LTX2_TEST_MEMBER", format!("{role} {place}")).env("LTX2_REHEARSE_PROCESSES", "1");
+        Ends(member.stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn().expect("starts"))
+    };
+    let (mut first, mut second) = (start("leads"), start("follows"));
+    let said: Vec<String> =
+        BufReader::new(first.0.stdout.take().expect("piped")).lines().map_while(Result::ok).collect();
+    assert!(first.0.wait().expect("ends").success(), "{said:#?}");
+    assert!(second.0.wait().expect("ends").success(), "the other ends with it");
+
     let mut server = Server::start(&[]);
-    let jobs = vec![server.job("small", &["request.seed=3", "sampler.steps=6"], &[])];
-    server.run(&Order { jobs, steps: Some(state.join("steps.safetensors")), resume: false });
+    let image = server.gives(Path::new("tests/fixtures/images/shapes.png"));
+    let set = format!("request.images=[{{path: {image}, frame: 0, strength: 1.0, crf: 0}}]");
+    let given = server.job("image", &["pipeline=image_to_video", &set], &["shapes.png"]);
+    let jobs = [3, 5].map(|seed| server.job("small", &[&format!("request.seed={seed}")], &[]));
+    let jobs = [given].into_iter().chain(jobs);
+    let want: Vec<String> = jobs.map(|job| format!("made {}", server.make(&job).hashes().join(" "))).collect();
+    let made: Vec<&String> = said.iter().filter(|line| line.starts_with("made ")).collect();
+    assert_eq!(made, want.iter().collect::<Vec<_>>());
+    assert!(said.contains(&"cancelled".to_string()), "{said:#?}");
+    let keys = said.iter().find_map(|line| line.strip_prefix("keys [")).expect("keys");
+    let keys: Vec<&str> = keys.trim_end_matches(']').split(", ").collect();
+    assert!(keys.len() == 3 && keys.iter().all(|count| *count == keys[0]), "keys of the store grow: {keys:?}");
 }
 
 struct Ends(Child);
@@ -286,7 +372,7 @@ fn a_killed_job_goes_on_where_it_was() {
     let _ = support::tiny();
     let mut member = Command::new(std::env::current_exe().expect("a path"));
     member.args(["nano::member", "--exact", "--nocapture", "--test-threads", "1"]);
-    member.env("LTX2_TEST_MEMBER", "serves").env("LTX2_TEST_STATE", folder.path());
+    member.env("LTX2_TEST_MEMBER", format!("alone {}", folder.path().display()));
     member.env("LTX2_FAILPOINT", "step 3").stdout(Stdio::null()).stderr(Stdio::piped());
     let mut member = Ends(member.spawn().expect("starts"));
     let lines = BufReader::new(member.0.stderr.take().expect("piped")).lines().map_while(Result::ok);

@@ -63,7 +63,7 @@ pub struct Group {
     heartbeat: Mutex<Heartbeat>,
     peers: Arc<Peers>,
     /// Of process 0: what the others ask. Last, so that it goes last.
-    _server: Option<Server>,
+    server: Option<Server>,
 }
 
 impl std::fmt::Debug for Group {
@@ -100,7 +100,7 @@ impl Group {
             left: AtomicBool::new(false),
             heartbeat: Mutex::new(heartbeat),
             peers: peers.clone(),
-            _server: server,
+            server,
         };
         let left = timeouts.start.saturating_sub(started.elapsed());
         let met = match launch.id {
@@ -137,6 +137,11 @@ impl Group {
     pub fn local_rank(&self) -> usize {
         let own = self.hosts.get(self.id());
         self.hosts.iter().take(self.id()).filter(|host| Some(*host) == own).count()
+    }
+
+    /// Keys of the store that this process serves, if it does: in the long run they are not more.
+    pub fn served_keys(&self) -> Option<usize> {
+        self.server.as_ref().map(Server::keys)
     }
 
     pub(crate) fn node(&self) -> Node {

@@ -153,7 +153,7 @@ fn fields_write_their_keys() {
         ),
         (json!({"seed": 7, "generate_audio": false}), json!({"output.audio": false})),
         (json!({"seed": 7, "generate_sound": "false"}), json!({"output.audio": false})),
-        (json!({"seed": 7, "ltx2": {"sampler": {"kind": "heun"}}}), json!({"sampler.kind": "heun"})),
+        (json!({"seed": 7, "ltx2": {"sampler": {"kind": "res_2s"}}}), json!({"sampler.kind": "res_2s"})),
         (
             json!({"seed": 7, "ltx2": {"reference": "official"}}),
             json!({"reference": "official", "vocoder.stage1_clamp": "official"}),

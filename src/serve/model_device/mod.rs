@@ -20,6 +20,7 @@ use super::error::Failure;
 use super::job::{Accepted, Stage};
 use crate::config::{Config, Decoder, Job, Lora, NumFrames, Reference};
 use crate::media::Mp4Options;
+use crate::pipeline::batch::videos_at_once;
 use crate::pipeline::generate::{check_given, give, inputs, sidecar};
 use crate::pipeline::loras::Loras;
 use crate::pipeline::model::Model;
@@ -209,12 +210,13 @@ impl ModelDevice {
     }
 
     /// Makes the videos.
-    fn make(&mut self, order: &Order, work: &mut Work, watch: Watch) -> Result<Vec<Generated>, Ended> {
+    fn make(&mut self, order: &Order, work: &mut Work, warms: bool, watch: Watch) -> Result<Vec<Generated>, Ended> {
         let saving = self.saving(order, work)?;
         let run = RunOptions {
             chunk: Some(work.chunk),
             saving: saving.clone(),
             encode: self.session.first.then(Mp4Options::default),
+            warms,
             rows: work.rows,
             ..RunOptions::default()
         };
@@ -235,9 +237,7 @@ impl ModelDevice {
         if let (Some(Stop::Cancelled), Some(saving)) = (stopped, &saving) {
             saving.finish();
         }
-        let made = made.map_err(|error| Ended { error, stopped })?;
-        self.shapes.took(&work.shape, work.rows, &made);
-        Ok(made)
+        made.map_err(|error| Ended { error, stopped })
     }
 
     /// What the finisher's thread gets.
@@ -274,7 +274,8 @@ impl ModelDevice {
         let prepared = self.prepare(order, &mut tell);
         let mut work = prepared.map_err(|error| Ended { error, stopped })?;
         work.chunk = chunk;
-        let videos = self.make(order, &mut work, watch)?;
+        let videos = self.make(order, &mut work, false, watch)?;
+        self.shapes.took(&work.shape, work.rows, &videos);
         self.shapes.used(&work.shape, self.session.runner.executor.used());
         Ok(self.finish(work, videos)?)
     }
@@ -363,7 +364,8 @@ impl Drop for ModelDevice {
 impl ModelDevice {
     /// Videos that programs make at once for an order: of each shape there are those of one, and those of the most.
     fn rows_of(&self, order: &Order) -> usize {
-        if order.jobs.len() > 1 { self.rows.max(order.jobs.len()) } else { 1 }
+        let least = if order.jobs.len() > 1 { self.rows.max(order.jobs.len()) } else { 1 };
+        least.next_multiple_of(videos_at_once(&self.session.runner.build.layout))
     }
 
     fn forget(&mut self, shape: &str) {
@@ -382,8 +384,7 @@ impl ModelDevice {
     fn run_once(&mut self, order: &Order) -> Result<(), RunError> {
         self.session.runner.executor.reset_set_up_time();
         let mut work = self.prepare(order, &mut |_| Ok(())).map_err(Ended::from)?;
-        work.requests.iter_mut().for_each(one_step);
-        match self.make(order, &mut work, &mut |_| ControlFlow::Continue(())) {
+        match self.make(order, &mut work, true, &mut |_| ControlFlow::Continue(())) {
             // What one step paints may be anything.
             Ok(_) | Err(Ended { error: PipelineError::NotFinite(_), .. }) => {}
             Err(ended) => return Err(ended.into()),
@@ -391,16 +392,4 @@ impl ModelDevice {
         self.shapes.used(&work.shape, self.session.runner.executor.used());
         Ok(())
     }
-}
-
-/// One step a pass: levels are inputs of programs.
-fn one_step(request: &mut Request) {
-    let ends = |levels: &mut Vec<f32>| {
-        if let [first, .., last] = levels[..] {
-            *levels = vec![first, last];
-        }
-    };
-    ends(&mut request.sigmas);
-    request.refine.iter_mut().for_each(|refine| ends(&mut refine.sigmas));
-    request.dfr.iter_mut().for_each(|dfr| ends(&mut dfr.sigmas));
 }

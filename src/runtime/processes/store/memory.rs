@@ -18,6 +18,11 @@ impl MemoryStore {
         // Every change is one insertion or removal, so what a panicking thread leaves is whole.
         self.values.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// Keys that are there.
+    pub(super) fn keys(&self) -> usize {
+        self.values().len()
+    }
 }
 
 impl KvStore for MemoryStore {

@@ -87,6 +87,11 @@ impl Server {
         self.address
     }
 
+    /// Keys that are there.
+    pub(crate) fn keys(&self) -> usize {
+        self.shared.values.keys()
+    }
+
     /// The store, for this process.
     pub(crate) fn store(&self) -> Arc<dyn KvStore> {
         self.shared.clone()
