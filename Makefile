@@ -2,7 +2,7 @@
 LTX2 := target/release/ltx2
 CPU_PLUGIN := plugins/cpu/installed.txt
 
-.PHONY: oracle-check verify-rehearsal demo reference nano-sheet test-nano nano-parity check test test-tpu test-cuda test-gpu test-full mutants soak fuzz fuzz-seeds sanitize test-mosaic tpu-tables test-processes-gpu ablations-gpu agree traces-gpu ablations tuning-image layouts-figure fixtures clean-demo
+.PHONY: oracle-check verify-rehearsal demo reference nano-sheet test-nano nano-parity check test test-tpu test-cuda test-gpu test-full mutants soak fuzz fuzz-seeds sanitize test-mosaic tpu-tables test-processes-gpu ablations-gpu agree traces-gpu ablations tuning-image layouts-figure fixtures serve-page serve-sdk serve-load container clean-demo
 
 # A video with sound by the toy model of assets/nano: PROMPT="a red circle bounces on blue, low beeps".
 PROMPT ?= a red circle bounces on blue, low beeps
@@ -155,9 +155,21 @@ out/ablation/results.jsonl: $(LTX2)
 ablations: out/ablation/results.jsonl
 	python3 scripts/layouts/ablations.py out/ablation/results.jsonl -o benchmarks/ablations.md
 
-# The tuning guide's image of a report. Needs Chromium.
+# The tuning guide's image of a report, in a Chromium of its own.
+BROWSER := target/browser
+BROWSE := $(BROWSER)/venv/bin/python
+
 tuning-image: out/ablation/results.jsonl
-	scripts/tune/browse.py out/ablation/report.html docs/images/tuning.png --size 1300x1180
+	scripts/browser/setup.sh $(BROWSER)
+	$(BROWSE) scripts/tune/browse.py out/ablation/report.html docs/images/tuning.png --size 1300x1180
+
+# The server's page in that Chromium, with axe, on a server of the toy model; writes docs/images/serve-*.png. One case: ONLY=narrow.
+serve-page:
+	cargo build --locked
+	target/debug/ltx2 plugin install cpu
+	scripts/browser/setup.sh $(BROWSER)
+	$(BROWSE) scripts/serve/page/check.py target/debug/ltx2 $(BROWSER) target/serve-page \
+		$(if $(ONLY),--only $(ONLY),--images docs/images)
 
 # Collectives of a transformer block by layout, compiled for TPUs, and the figure of them. A quarter of an hour.
 FIGURES := benchmarks/layouts
@@ -194,6 +206,32 @@ oracle-check:
 verify-rehearsal: $(CPU_PLUGIN)
 	[ "$(PYTHON)" != $(ORACLE)/bin/python ] || scripts/oracle/venv.sh $(ORACLE)
 	PYTHON=$(PYTHON) scripts/verify/rehearse.sh $(LTX2) out/rehearsal
+
+# OpenAI's own Python client against `ltx2 serve` on the toy model, and, from PEERS, a folder of their checkouts, the example
+# clients of SGLang, vLLM-Omni and TensorRT-LLM. RECORD=1 writes the requests that `cargo test --test serve recorded::` sends again.
+SERVE_SDK := target/serve-sdk
+RECORDED := tests/fixtures/serve
+
+serve-sdk:
+	cargo build --locked
+	target/debug/ltx2 plugin install cpu
+	python3 -m venv $(SERVE_SDK)
+	$(SERVE_SDK)/bin/pip install -q -r scripts/serve/requirements.txt
+	$(SERVE_SDK)/bin/python scripts/serve/sdk.py --ltx2 target/debug/ltx2 $(if $(RECORD),--record $(RECORDED)/openai.json)
+	$(SERVE_SDK)/bin/python scripts/serve/peers.py --ltx2 target/debug/ltx2 --peers "$(PEERS)" \
+		$(if $(RECORD),--record $(RECORDED)/peers.json)
+
+# The server under load, faults and full disks: the table of benchmarks/serving.md. A quarter of an hour.
+serve-load:
+	cargo build --locked
+	target/debug/ltx2 plugin install cpu
+	python3 scripts/serve/load.py -o benchmarks/serving.md
+
+# An image of the server by docker; where there is none, the steps of its recipe in a clean folder.
+IMAGE ?= ltx2
+ACCELERATOR ?= cpu
+container:
+	container/build.sh $(ACCELERATOR) $(IMAGE)
 
 # Regenerates tests/fixtures from the pinned reference releases.
 fixtures:

@@ -40,7 +40,7 @@ A_AREA = 3
 ALL = 60
 # In the order in which they are run.
 CRATES = ["stablehlo", "xla-analysis", "pjrt"]
-BINARIES = [*CRATES, "lib", "host", "it", "cli", "tpu"]
+BINARIES = [*CRATES, "lib", "host", "it", "cli", "serve", "tpu"]
 # What a verdict depends on, beside the fault; of the tests' sources only what the killing test's binary shares and its module.
 STATE = (
     "src/", "crates/", "tests/", "configs/", "shardings/", "experiments/", "assets/", "Cargo.", "rust-toolchain",

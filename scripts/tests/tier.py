@@ -100,6 +100,7 @@ TIERS = {
             plugin("cpu"),
             crowded("it"),
             processes("cli"),
+            processes("serve"),
             shell("examples", "cargo test --locked --no-run --examples"),
         ],
     ),
@@ -132,13 +133,16 @@ TIERS["test-full"] = (
         ),
         *[
             Step(f"{binary}, in full", [*TESTS, "--test", binary], env=FULL | {"LTX2_JAX_FLASH": str(ROOT / JAX / "cases")})
-            for binary in ["it", "cli", "tpu", "cuda"]
+            for binary in ["it", "cli", "serve", "tpu", "cuda"]
         ],
         shell("examples", "cargo test --locked --no-run --examples"),
         Step("tpu, alone", [*TESTS, "--test", "tpu", "the_compiler_takes"], env={"LTX2_TEST_ALONE": "1"}),
         # Another model and request each day; the seed is printed, and SEED=… of `make oracle-check` draws it again.
         shell("oracle", "make oracle-check SEED=$(date +%Y%m%d)", network=True),
         shell("rehearsal", "make verify-rehearsal"),
+        # OpenAI's client always; the peers' examples where PEERS names a folder of their checkouts, and said where not.
+        shell("clients", 'make serve-sdk PEERS="${PEERS:-}"', network=True),
+        shell("page", "make serve-page", network=True),
         Step("fuzz", [*TESTS, "--release", "--test", "it", "fuzz_regression::"], env={"LTX2_FUZZ_CASES": "200000"}),
         shell("mutants", "python3 scripts/mutants/mutants.py"),
     ],

@@ -33,6 +33,7 @@ mod profile;
 mod progress;
 mod run;
 mod schema;
+mod serve;
 mod warm;
 mod why;
 
@@ -63,6 +64,8 @@ pub struct Cli {
 pub(crate) enum Command {
     /// Make videos with sound from prompts
     Generate(generate::Args),
+    /// Serve videos over HTTP, as OpenAI's /v1/videos, with a page
+    Serve(serve::Args),
     /// Run one component on tensors of a file
     Run(run::Args),
     /// Compile a program ahead of time and report memory, FLOPs, collectives and predicted time
@@ -98,6 +101,7 @@ pub fn run(cli: &Cli) -> anyhow::Result<()> {
     timeline::begin();
     match &cli.command {
         Command::Generate(args) => generate::run(args),
+        Command::Serve(args) => serve::run(args),
         Command::Run(args) => run::run(args),
         Command::Compile(args) => compile::run(args),
         Command::Warm(args) => warm::run(args),
@@ -120,12 +124,23 @@ pub fn run(cli: &Cli) -> anyhow::Result<()> {
 #[error("{0}")]
 pub(crate) struct UsageError(pub(crate) String);
 
+/// A server that ended before its work was done.
+#[derive(Debug, thiserror::Error)]
+#[error("{why}")]
+pub(crate) struct Ended {
+    pub(crate) code: u8,
+    pub(crate) why: String,
+}
+
 /// 2 for flags, YAML and sizes, 130 for an interruption, 1 for the rest.
 pub fn exit_code(error: &anyhow::Error) -> u8 {
     let sampling = |e: &SamplingError| !matches!(e, SamplingError::Read { .. } | SamplingError::Scheduler { .. });
     for cause in error.chain() {
         if cause.is::<UsageError>() || cause.is::<ConfigError>() {
             return 2;
+        }
+        if let Some(ended) = cause.downcast_ref::<Ended>() {
+            return ended.code;
         }
         match cause.downcast_ref::<PipelineError>() {
             Some(PipelineError::Interrupted(..)) => return 130,

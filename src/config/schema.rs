@@ -913,7 +913,7 @@ with_defaults! {
         pub save_audio: Option<String> = None,
         /// Write a JSON beside each video that repeats the run.
         pub sidecar: bool = true,
-        /// Whether the MP4 has a sound track.
+        /// Whether the video has its sound track.
         pub audio: bool = true,
     }
 }

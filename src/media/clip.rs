@@ -5,6 +5,7 @@
 use std::path::Path;
 
 use ndarray::{Array5, Axis};
+use rayon::prelude::*;
 
 use super::audio::Audio;
 use super::decode::{decoded_by, pixmaps};
@@ -181,8 +182,8 @@ fn rate_of(path: &Path, times: &[i64], num: usize, den: usize) -> Result<f64> {
 /// Frames scaled to cover `height` and `width`, what stands over cut off on both sides: `[1, 3, frames, height, width]` in
 /// -1..1, as conditioning images are.
 pub fn covering_clip(frames: &Frames, height: usize, width: usize) -> Array5<f32> {
-    let one = |frame| covering(&frames.part(frame..frame + 1), height, width);
-    let each: Vec<Array5<f32>> = (0..frames.count()).map(one).collect();
+    let one = |frame: usize| covering(&frames.part(frame..frame + 1), height, width);
+    let each: Vec<Array5<f32>> = (0..frames.count()).into_par_iter().map(one).collect();
     let views: Vec<_> = each.iter().map(|frame| frame.view()).collect();
     ndarray::concatenate(Axis(2), &views).expect("frames of one size")
 }

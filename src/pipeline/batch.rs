@@ -45,6 +45,12 @@ impl<'a> Batch<'a> {
         Ok(Batch { asked, size: asked.len().next_multiple_of(videos_at_once(layout)) })
     }
 
+    /// The same in programs of so many rows at least.
+    #[must_use]
+    pub(crate) fn of_rows(self, rows: usize) -> Self {
+        Batch { size: self.size.max(rows), ..self }
+    }
+
     /// A request that stands for all: its sizes, steps and guidance are those of every video.
     pub(crate) fn shared(&self) -> &'a Request {
         &self.asked[0]

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::ops::Range;
 use std::rc::Rc;
+use std::time::Instant;
 
 use ndarray::{Array3, ArrayD, Axis as Dim, Ix3, s};
 
@@ -172,7 +173,7 @@ impl Run<'_> {
         let prepare = self.runner.prepare(pass.names.prepare, spec, text_contexts)?;
         let prepared = prepare.run(&self.runner.executor)?;
         // A loop ends by what it computes on CUDA: starting a program is waiting for it.
-        let started = std::time::Instant::now();
+        let started = Instant::now();
         let latents = self.steps(&pass, &prepared, sound);
         self.clock.waited_since(started);
         let own = pass.shapes.own_tokens();
@@ -197,7 +198,7 @@ impl Run<'_> {
         let total = sampler.evaluations(steps);
         // A run that ends in a round begins its rounds again.
         let saving = self.options.saving.as_ref().filter(|_| pass.names.phase != Phase::Round);
-        let every = saving.and_then(|s| s.every());
+        let every = saving.and_then(|s| s.every_steps());
         let size = match sampler.noises() {
             0 if self.options.dump_steps => 1,
             0 if pass.shape.carried().count() == 1 => {
@@ -216,7 +217,7 @@ impl Run<'_> {
         };
         // Noise goes on where the steps before left it.
         (0..done).step_by(size).for_each(|_| drop(noise.draw()));
-        let mut kept = done;
+        let (mut kept, mut kept_at) = (done, Instant::now());
         let (model, batch, dump) = (&self.runner.model, self.batch.size(), &mut self.dump);
         let mut keep = |step: usize, latents: &Av<Tensor>| match self.options.dump_steps {
             true => pass.keep_step(step, latents, model, batch, dump),
@@ -227,14 +228,15 @@ impl Run<'_> {
             let of_steps = done * steps / total;
             let [behind, ahead] = pass.names.around;
             let stop = (self.watch)(pass.names.phase, behind + of_steps, behind + steps + ahead).is_break();
-            if let Some((saving, every)) = saving.zip(every)
-                && done > kept
-                && (stop || done * steps / total >= kept * steps / total + every)
+            // What a second pass starts from is worth keeping, too.
+            let begins = done == 0 && pass.names.phase == Phase::Refine;
+            if let Some(saving) = saving.filter(|_| done > kept || begins)
+                && saving.is_due(of_steps - kept * steps / total, kept_at.elapsed(), stop)
             {
                 let carried = carried.iter().map(|c| Ok(c.download()?)).collect::<Result<_>>()?;
                 // A disk that is full is no reason to lose what runs well.
                 match saving.write(&Saved { phase: pass.names.phase, done, carried, sound: sound.cloned() }) {
-                    Ok(()) => kept = done,
+                    Ok(()) => (kept, kept_at) = (done, Instant::now()),
                     Err(error) => tracing::warn!("the steps are not kept: {error}"),
                 }
             }
@@ -259,6 +261,9 @@ impl Run<'_> {
                 return Err(PipelineError::NotFinite(format!("the {stream} latents after step {step} of {steps}")));
             }
             done = end;
+            if self.options.warms {
+                break;
+            }
             keep(done.div_ceil(size), &latents)?;
         }
         let [behind, ahead] = pass.names.around;

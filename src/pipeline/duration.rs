@@ -6,10 +6,13 @@ use std::sync::Arc;
 use ndarray::{Axis, Slice};
 
 use super::batch::Batch;
+use super::configs::ModelConfigs;
 use super::error::{PipelineError, Result};
 use super::model::Model;
+use super::origin;
 use super::parameters::check_files;
 use super::prompts::tokens;
+use super::runner::Runner;
 use super::session::Session;
 use crate::av::Av;
 use crate::config::{Config, Job, Pipeline, Reference, nearest_frames};
@@ -27,6 +30,26 @@ const WITHOUT_HEAD: usize = 121;
 /// Several prompts; a model without a duration head, but where diffusers' conventions hold; an image behind the last frame;
 /// what is wrong with model or device.
 pub(super) fn resolve(config: &Config, jobs: &[Job], group: Option<&Arc<Group>>) -> Result<Config> {
+    resolve_by(config, jobs, |short, job| {
+        let model = Model::of(config)?;
+        check_files(&model.configs, &model.weights, [Component::DurationHead])?;
+        predict(&mut Session::start(short, model, group)?.runner, short, job)
+    })
+}
+
+/// The same with a model that is ready.
+///
+/// # Errors
+/// Those of [`resolve`].
+pub(crate) fn resolve_on(runner: &mut Runner, config: &Config, jobs: &[Job]) -> Result<Config> {
+    resolve_by(config, jobs, |short, job| {
+        check_files(&runner.model.configs, &runner.model.weights, [Component::DurationHead])?;
+        predict(runner, short, job)
+    })
+}
+
+/// The same by `predict`: seconds of a job by the shortest configuration of its prompt.
+fn resolve_by(config: &Config, jobs: &[Job], predict: impl FnOnce(&Config, &Job) -> Result<f64>) -> Result<Config> {
     if config.request.num_frames.count().is_some() {
         return Ok(config.clone());
     }
@@ -36,12 +59,13 @@ pub(super) fn resolve(config: &Config, jobs: &[Job], group: Option<&Arc<Group>>)
                    give a number of frames";
         return Err(PipelineError::Usage(why.into()));
     }
-    let model = Model::of(config)?;
+    let (origin, _) = origin::of_run(config)?;
+    let configs = ModelConfigs::from(origin.clone()).for_run(config);
     let rate = config.request.frame_rate;
-    let count = if model.configs.origin().has(Component::DurationHead) {
+    let count = if origin.has(Component::DurationHead) {
         let grid = if config.reference == Reference::Diffusers { Grid::Diffusers } else { Grid::Official };
-        let step = model.sizes.video_grid.temporal_compression * if config.doubles_frames() { 2 } else { 1 };
-        let seconds = predict(config, model, job, frames(0.0, rate, step, grid), group)?;
+        let step = configs.sizes()?.video_grid.temporal_compression * if config.doubles_frames() { 2 } else { 1 };
+        let seconds = predict(&shortest(config, frames(0.0, rate, step, grid))?, job)?;
         let count = frames(seconds, rate, step, grid);
         tracing::info!("the prompt's video lasts {seconds:.2} s, as predicted: {count} frames at {rate} a second");
         count
@@ -53,22 +77,23 @@ pub(super) fn resolve(config: &Config, jobs: &[Job], group: Option<&Arc<Group>>)
         return Err(PipelineError::Usage(format!(
             "request.num_frames: auto needs a duration head, which {} lacks: take an LTX-2.5 model that has one, or give a \
              number of frames",
-            model.configs.origin().name()
+            origin.name()
         )));
     };
     config.with_frames(count).map_err(PipelineError::Usage)
 }
 
-/// Seconds of a job's video. Nothing that is not read here is opened: the request is the shortest there may be, of text
-/// alone.
-fn predict(config: &Config, model: Model, job: &Job, least: usize, group: Option<&Arc<Group>>) -> Result<f64> {
+/// The configuration of the shortest video there may be, of text alone: nothing that is not read here is opened.
+fn shortest(config: &Config, least: usize) -> Result<Config> {
     let mut short = Config { pipeline: Pipeline::TextToVideo, ..config.clone() };
     (short.request.images, short.request.audio_latents, short.request.audio) = (Vec::new(), Vec::new(), None);
     short.conditioning.generated_keyframes = 0;
-    let short = short.with_frames(least).map_err(PipelineError::Usage)?;
-    check_files(&model.configs, &model.weights, [Component::DurationHead])?;
-    let Session { mut runner, .. } = Session::start(&short, model, group)?;
-    let request = runner.model.request(&short, job)?;
+    short.with_frames(least).map_err(PipelineError::Usage)
+}
+
+/// Seconds of a job's video, of the shortest configuration of its prompt.
+fn predict(runner: &mut Runner, short: &Config, job: &Job) -> Result<f64> {
+    let request = runner.model.request(short, job)?;
     let batch = Batch::new(std::slice::from_ref(&request), &runner.build.layout)?;
     let (ids, mask, _) = tokens(&runner.model, &batch, 1)?;
     let embeds = runner.text_encoder(ids, mask.clone())?.run(&runner.executor)?.tensor("prompt_embeds")?;

@@ -1,6 +1,6 @@
 //! Programs that are compiled once and parameters that are uploaded once, for any number of requests.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -37,6 +37,8 @@ pub struct Executor {
     /// Weights of another pass in the place of some of those.
     parked: BTreeMap<u8, Parameters>,
     programs: HashMap<String, Rc<Executable>>,
+    /// Hashes of programs used since figures were last reset.
+    used: BTreeSet<String>,
     /// Hashes of programs that the compiler refused with the kernel that it was given.
     refused: HashSet<String>,
     /// Time spent waiting for parameters.
@@ -89,6 +91,7 @@ impl Executor {
             on_load: None,
             parked: BTreeMap::new(),
             programs: HashMap::new(),
+            used: BTreeSet::new(),
             refused: HashSet::new(),
             load_time: Duration::ZERO,
             compile_time: Duration::ZERO,
@@ -156,6 +159,7 @@ impl Executor {
         if let Weights::Files(source) = &self.weights {
             self.by_pass.warn_of_unverified(source);
         }
+        self.pass = 1;
         [2, 1].into_iter().try_for_each(|pass| self.set_loras(&self.by_pass.of_pass(pass)))
     }
 
@@ -229,6 +233,11 @@ impl Executor {
         self.parameters.bytes() + self.parked.values().map(Parameters::bytes).sum::<usize>()
     }
 
+    /// Bytes of the parameters on one device.
+    pub(crate) fn parameter_bytes_of_device(&self) -> usize {
+        self.parameters.device_bytes() + self.parked.values().map(Parameters::device_bytes).sum::<usize>()
+    }
+
     /// Bytes of the parameters that a program reads, on one device.
     pub(crate) fn parameter_bytes_of(&self, program: &Executable) -> usize {
         program.arguments().iter().filter_map(|a| self.parameters.get(&a.name)).map(ShardedTensor::device_bytes).sum()
@@ -239,9 +248,25 @@ impl Executor {
         self.parameters.get(name)
     }
 
-    /// Hashes of the programs used so far, by name.
+    /// Hashes of the programs used since [`Executor::reset_set_up_time`], by name.
     pub(crate) fn program_hashes(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.programs.values().map(|e| (e.name(), e.hash()))
+        self.used.iter().filter_map(|hash| self.programs.get(hash)).map(|e| (e.name(), e.hash()))
+    }
+
+    /// Hashes of the programs used since [`Executor::reset_set_up_time`].
+    pub(crate) fn used(&self) -> &BTreeSet<String> {
+        &self.used
+    }
+
+    /// Programs that are loaded.
+    pub(crate) fn program_count(&self) -> usize {
+        self.programs.len()
+    }
+
+    /// Drops programs, by their hashes; the next use compiles them anew, or takes them from the compile cache.
+    pub(crate) fn drop_programs(&mut self, dropped: &BTreeSet<String>) {
+        self.programs.retain(|hash, _| !dropped.contains(hash));
+        self.made.retain(|program| !dropped.contains(program.hash()));
     }
 
     /// Makes a network ready: compiled, its parameters on the device. Both are kept, so that a second request with
@@ -320,6 +345,7 @@ impl Executor {
     /// Compiles a program without parameters, once.
     pub(crate) fn compile_program(&mut self, name: &str, program: &Program) -> Result<Rc<Executable>> {
         let hash = program.hash();
+        self.used.insert(hash.clone());
         if let Some(known) = self.programs.get(&hash) {
             let alike = known.arguments() == program.arguments && known.results() == program.results;
             return Ok(if alike { known.clone() } else { Rc::new(known.written_as(program)) });
@@ -424,6 +450,7 @@ impl Executor {
         (self.load_time, self.compile_time) = (Duration::ZERO, Duration::ZERO);
         self.engine.timeline().clear();
         self.made.clear();
+        self.used.clear();
     }
 
     /// Copies a host tensor to the devices as the program's argument `name`.

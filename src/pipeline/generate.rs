@@ -22,7 +22,7 @@ use super::options::{GenerateOptions, RunOptions};
 use super::processes;
 use super::report::RunReport;
 use super::runner::Runner;
-use super::saved::Saving;
+use super::saved::{self, Every, Saving};
 use super::session::Session;
 use super::sound_encoder::sound_of;
 use super::text_to_video::Generated;
@@ -67,7 +67,7 @@ pub fn generate(
     let config = &duration::resolve(config, &options.jobs, group)?;
     let model = Model::of(config)?;
     let requests = requests(config, options, &model)?;
-    check_chain(&requests, options)?;
+    check_chain(&requests, options, config.output.audio)?;
     let inputs = inputs(config)?;
     let mut started = Instant::now();
     let mut session = Session::start(config, model, group)?;
@@ -77,7 +77,8 @@ pub fn generate(
     let chunk = Some(options.progress_every.unwrap_or(INTERRUPT_EVERY));
     let dump_steps = options.dump_steps && options.dump.is_some();
     let encode = first.then(Mp4Options::default);
-    let mut run = RunOptions { chunk, dump: options.dump.is_some(), dump_steps, saving: None, encode };
+    let dump = options.dump.is_some();
+    let mut run = RunOptions { chunk, dump, dump_steps, encode, ..RunOptions::default() };
 
     let mut finished = Vec::new();
     let mut perf = Vec::new();
@@ -101,8 +102,9 @@ pub fn generate(
                 continue;
             }
             if options.checkpoint_every.is_some() || options.resume {
-                let (every, resume) = (options.checkpoint_every, options.resume);
-                run.saving = Some(Saving::new(config, &session.runner.model, jobs, &paths[0], every, resume)?);
+                let (path, every) = (saved::path_of(&paths[0]), options.checkpoint_every.map(Every::Steps));
+                let saving = Saving::new(config, &session.runner.model, jobs, &path, every)?;
+                run.saving = Some(if options.resume { saving.resumed()? } else { saving });
             }
             let mut failed = None;
             let mut watch = |phase: Phase, done: usize, total: usize| {
@@ -166,6 +168,7 @@ fn to_be_written(
         job: job.clone(),
         path: path.clone(),
         replace: replaces(path),
+        keeps: true,
         report: RunReport::of(&generated, &runner.executor, made),
         sidecar: config.output.sidecar.then(|| sidecar(config, job, &model, together.inputs, runner, versions)),
         generated,
@@ -220,12 +223,13 @@ pub(crate) fn give(config: &Config, requests: &mut [Request]) -> Result<()> {
 }
 
 /// Refuses what there is of a video of one clip only.
-fn check_chain(requests: &[Request], options: &GenerateOptions) -> Result<()> {
+fn check_chain(requests: &[Request], options: &GenerateOptions, audio: bool) -> Result<()> {
     if requests.iter().all(|request| request.chain.is_none()) {
         return Ok(());
     }
     let unserved = [
         (options.dump.is_some(), "--dump: tensors of a video of several clips are not kept"),
+        (!audio, "output.audio: false: a video of several clips has its sound"),
         (
             options.checkpoint_every.is_some() || options.resume,
             "--checkpoint-every and --resume: steps of a video of several clips are not kept, it begins anew",
@@ -243,16 +247,25 @@ fn requests(config: &Config, options: &GenerateOptions, model: &Model) -> Result
     give(config, &mut requests)?;
     let warning = requests.first().and_then(|r| beyond_training(config, r.output_frames(), r.output_rate()));
     warning.iter().for_each(|warning| tracing::warn!("{warning}"));
-    for request in &requests {
+    check_given(&requests)?;
+    Ok(requests)
+}
+
+/// Refuses files that requests are given and cannot use.
+///
+/// # Errors
+/// The first such file.
+pub(crate) fn check_given(requests: &[Request]) -> Result<()> {
+    for request in requests {
         let mut all = request.conditions.as_ref().into_iter().flatten();
         all.try_for_each(condition_encoder::check).map_err(|error| PipelineError::Given(Box::new(error)))?;
     }
-    Ok(requests)
+    Ok(())
 }
 
 /// For sidecars, SHA-256 of every file that a configuration's requests are made from, by its path; that of a folder is of its files
 /// in turn.
-fn inputs(config: &Config) -> Result<Value> {
+pub(crate) fn inputs(config: &Config) -> Result<Value> {
     if !config.output.sidecar {
         return Ok(Value::Null);
     }
@@ -261,7 +274,14 @@ fn inputs(config: &Config) -> Result<Value> {
 }
 
 /// The sidecar of a video, without hashes of what is made and times.
-fn sidecar(config: &Config, job: &Job, model: &Value, inputs: &Value, runner: &Runner, versions: &Value) -> Value {
+pub(crate) fn sidecar(
+    config: &Config,
+    job: &Job,
+    model: &Value,
+    inputs: &Value,
+    runner: &Runner,
+    versions: &Value,
+) -> Value {
     json!({
         "config": config.effective(&job.prompt, job.seed),
         "seed": job.seed,

@@ -61,7 +61,9 @@ fn io(network: &Network) -> usize {
 fn free(executor: &Executor, group: Option<&Arc<Group>>) -> Result<Option<usize>> {
     let engine = executor.engine();
     let memory = engine.devices().iter().filter_map(|d| d.memory().ok());
-    let own = memory.filter_map(|m| Some(m.limit? - m.in_use)).min();
+    // Parameters of earlier requests are counted with the run's own.
+    let loaded = executor.parameter_bytes_of_device() as i64;
+    let own = memory.filter_map(|m| Some(m.limit? - m.in_use + loaded)).min();
     let own = own.map(|bytes| (bytes as f64 * (1.0 - SPARE)) as usize);
     match group {
         Some(group) => {

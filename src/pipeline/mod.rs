@@ -19,7 +19,7 @@ pub mod denoise_loop;
 mod denoising;
 mod dfr;
 mod diffusion_tiles;
-mod duration;
+pub(crate) mod duration;
 mod error;
 pub mod executor;
 mod files;
@@ -52,7 +52,7 @@ pub mod text_to_video;
 pub mod tiles;
 mod transformer_inputs;
 pub mod warm;
-mod writer;
+pub(crate) mod writer;
 
 pub use error::{PipelineError, Result, one_line};
 pub use options::RunOptions;

@@ -1,6 +1,6 @@
 //! A model that requests can be made of: configurations, tokenizer, latent statistics, weights.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use ndarray::Array5;
 use serde_json::{Value, json};
@@ -50,6 +50,8 @@ pub struct Model {
     pub(crate) sample_rate: usize,
     /// Where the parameters come from.
     pub(crate) weights: Weights,
+    /// What [`Model::identity`] found.
+    identity: OnceLock<Value>,
 }
 
 impl Model {
@@ -164,6 +166,7 @@ impl Model {
             sizes: configs.sizes()?,
             configs,
             weights,
+            identity: OnceLock::new(),
         })
     }
 
@@ -212,8 +215,11 @@ impl Model {
     /// # Errors
     /// A file that cannot be read.
     pub fn identity(&self) -> Result<Value> {
+        if let Some(known) = self.identity.get() {
+            return Ok(known.clone());
+        }
         let path = self.configs.origin().name();
-        Ok(match &self.weights {
+        let found = match &self.weights {
             Weights::Files(source) => json!({"path": path, "fingerprint": source.fingerprint()?}),
             Weights::Random(seed) => json!({
                 "path": path,
@@ -221,6 +227,7 @@ impl Model {
                 "weights_seed": seed,
                 "fingerprint": self.configs.origin().random_fingerprint(*seed)?,
             }),
-        })
+        };
+        Ok(self.identity.get_or_init(|| found).clone())
     }
 }

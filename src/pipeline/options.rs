@@ -44,4 +44,8 @@ pub struct RunOptions {
     pub saving: Option<Saving>,
     /// Frames are encoded while later ones are decoded, where they are decoded in pieces: `runtime.tiling`.
     pub encode: Option<Mp4Options>,
+    /// Runs one call of each pass' steps: all that is compiled and loaded is then there, and what is made is nothing.
+    pub warms: bool,
+    /// Videos that programs make at once at least: the last one fills the rest, so that fewer run the programs of so many.
+    pub rows: usize,
 }

@@ -39,6 +39,8 @@ pub struct Programs {
     values: bool,
     /// Whether the video is decoded by diffusion.
     diffusion: bool,
+    /// Videos that programs make at once at least.
+    rows: usize,
     pub(crate) origin: String,
 }
 
@@ -69,8 +71,21 @@ impl Programs {
             });
             let keyframes = request.dfr.is_some();
             let upsample = request.refine.map_or(Vec::new(), |refine| refine.upsample);
-            let values = false;
-            Programs { configs, sizes, first, second, upsample, rounds, output, keyframes, values, diffusion, origin }
+            let (values, rows) = (false, 1);
+            Programs {
+                configs,
+                sizes,
+                first,
+                second,
+                upsample,
+                rounds,
+                output,
+                keyframes,
+                values,
+                diffusion,
+                rows,
+                origin,
+            }
         };
         let Some(layers) = layers else { return Ok(of(configs, full, request)) };
         let all = full.transformer.num_layers;
@@ -91,6 +106,12 @@ impl Programs {
     #[must_use]
     pub(crate) fn dumping(self, dump: bool) -> Self {
         Programs { values: dump, ..self }
+    }
+
+    /// The programs of runs that make so many videos at once at least.
+    #[must_use]
+    pub(crate) fn of_rows(self, rows: usize) -> Self {
+        Programs { rows, ..self }
     }
 
     /// Blocks of the transformer.
@@ -228,7 +249,8 @@ impl Programs {
             (Sizes::Output, _) => &self.output,
         };
         let shapes = Shapes::of(&self.sizes, request)?;
-        let shape = request.denoise_shape(&self.sizes, &shapes, videos_at_once(&build.layout));
+        let rows = videos_at_once(&build.layout).max(self.rows);
+        let shape = request.denoise_shape(&self.sizes, &shapes, rows);
         let (configs, sizes, upsample, float_frames) = (&self.configs, &self.sizes, &self.upsample, self.values);
         (row.write)(&ProgramSpec { configs, sizes, request, last, upsample, float_frames, shapes, shape, build })
     }

@@ -52,17 +52,19 @@ impl RunReport {
 
     /// The table printed after every run, and the same figures as JSON; `written` is the writing of its files. The time line
     /// goes to the log.
-    pub(crate) fn end(mut self, written: Span) -> (String, Value) {
+    pub(crate) fn end(&self, written: Span) -> (String, Value) {
         let encoding = Duration::from_secs_f64((written.to - written.from).max(0.0));
-        self.timeline.push(written);
-        tracing::debug!("{}", self.timeline);
+        let timeline = self.timeline.copy();
+        timeline.push(written);
+        tracing::debug!("{timeline}");
         let total = self.made + encoding;
-        self.figures["encoding"] = json!(encoding.as_secs_f64());
-        self.figures["total"] = json!(total.as_secs_f64());
-        self.figures["timeline"] = json!(self.timeline.spans());
-        self.rows.extend([("encoding".to_string(), encoding), ("total".to_string(), total)]);
+        let mut figures = self.figures.clone();
+        figures["encoding"] = json!(encoding.as_secs_f64());
+        figures["total"] = json!(total.as_secs_f64());
+        figures["timeline"] = json!(timeline.spans());
+        let ends = [("encoding".to_string(), encoding), ("total".to_string(), total)];
         let mut text = String::new();
-        for (name, time) in &self.rows {
+        for (name, time) in self.rows.iter().chain(&ends) {
             // Writing to a String cannot fail.
             let _ = writeln!(text, "{name:<16}{:>9.3} s", time.as_secs_f64());
             if matches!(name.as_str(), "compile" | "cache hit") {
@@ -71,7 +73,7 @@ impl RunReport {
                 }
             }
         }
-        (text + &self.memory, self.figures)
+        (text + &self.memory, figures)
     }
 }
 

@@ -27,4 +27,6 @@ pub(crate) struct Run<'a> {
     pub(crate) options: &'a RunOptions,
     /// Told of progress.
     pub(crate) watch: Watch<'a>,
+    /// Steps of the first pass behind it, once that has ended.
+    pub(crate) done: usize,
 }

@@ -1,6 +1,6 @@
 //! A model that is ready to run: its weights and programs on the devices, kept from request to request.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::rc::Rc;
 
 use super::denoise_loop::DenoiseLoop;
@@ -36,5 +36,16 @@ impl Runner {
     /// Nothing compiled, nothing loaded.
     pub fn new(model: Model, executor: Executor, build: Build) -> Self {
         Runner { model, executor, build, h264: ImageH264::Auto, round_trip: None, loops: HashMap::new() }
+    }
+
+    /// Drops loops of earlier requests.
+    pub(crate) fn forget_loops(&mut self) {
+        self.loops.clear();
+    }
+
+    /// Drops programs, by their hashes, with what is kept for them.
+    pub(crate) fn drop_programs(&mut self, dropped: &BTreeSet<String>) {
+        self.loops.retain(|_, known| !dropped.contains(known.steps_loop.program().hash()));
+        self.executor.drop_programs(dropped);
     }
 }

@@ -2,7 +2,7 @@
 
 use super::phase::Phase;
 use std::path::{Path, PathBuf};
-use std::time::UNIX_EPOCH;
+use std::time::{Duration, UNIX_EPOCH};
 
 use ndarray::Array3;
 use serde_json::{Value, json};
@@ -33,9 +33,17 @@ const INDIFFERENT: [&str; 8] = [
 #[derive(Clone, Debug)]
 pub struct Saving {
     path: PathBuf,
-    every: Option<usize>,
+    every: Option<Every>,
     identity: String,
     found: Option<Saved>,
+}
+
+/// Between two savings.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Every {
+    Steps(usize),
+    /// Of denoising.
+    Time(Duration),
 }
 
 /// State of a pass between two steps.
@@ -58,22 +66,21 @@ pub fn path_of(output: &Path) -> PathBuf {
 }
 
 impl Saving {
-    /// Keeps the steps of `jobs` beside their first `output`, `every` so many; with `resume` those of an ended run are
-    /// looked for.
+    /// Keeps the steps of `jobs` in the file `path`, `every` so often.
+    ///
+    /// # Errors
+    /// A model that cannot be told from others.
+    pub(crate) fn new(config: &Config, model: &Model, jobs: &[Job], path: &Path, every: Option<Every>) -> Result<Self> {
+        Ok(Saving { path: path.into(), every, identity: identity(config, model, jobs)?, found: None })
+    }
+
+    /// The same, going on from the file, if there is one.
     ///
     /// # Errors
     /// A file that is damaged, or of another request, model or release of this program.
-    pub(crate) fn new(
-        config: &Config,
-        model: &Model,
-        jobs: &[Job],
-        output: &Path,
-        every: Option<usize>,
-        resume: bool,
-    ) -> Result<Self> {
-        let identity = identity(config, model, jobs)?;
-        let path = path_of(output);
-        let found = if resume && path.exists() { Some(read(&path, &identity)?) } else { None };
+    pub(crate) fn resumed(self) -> Result<Self> {
+        let path = &self.path;
+        let found = if path.exists() { Some(read(path, &self.identity)?) } else { None };
         if let Some(saved) = &found {
             tracing::info!(
                 "{}: goes on in phase {} after {} evaluations",
@@ -82,7 +89,7 @@ impl Saving {
                 saved.done
             );
         }
-        Ok(Saving { path, every, identity, found })
+        Ok(Saving { found, ..self })
     }
 
     /// The steps of an ended run, if it ended in this phase.
@@ -90,9 +97,22 @@ impl Saving {
         self.found.as_ref().filter(|saved| saved.phase == phase)
     }
 
-    /// Steps between two savings.
-    pub(crate) fn every(&self) -> Option<usize> {
-        self.every
+    /// Steps between two savings, where they count.
+    pub(crate) fn every_steps(&self) -> Option<usize> {
+        match self.every {
+            Some(Every::Steps(steps)) => Some(steps),
+            _ => None,
+        }
+    }
+
+    /// Whether so many steps and so much time after the last saving, or at the run's end, there is another.
+    pub(crate) fn is_due(&self, steps: usize, time: Duration, stops: bool) -> bool {
+        match self.every {
+            None => false,
+            Some(_) if stops => true,
+            Some(Every::Steps(every)) => steps >= every,
+            Some(Every::Time(every)) => time >= every,
+        }
     }
 
     /// Keeps the steps in place of those kept before.

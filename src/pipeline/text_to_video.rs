@@ -1,5 +1,6 @@
 //! Video with sound from a prompt and image conditions: encode, denoise, upsample, denoise, decode.
 
+use std::ops::ControlFlow;
 use std::panic::resume_unwind;
 use std::path::Path;
 use std::thread::JoinHandle;
@@ -117,11 +118,12 @@ impl Runner {
         watch: Watch,
     ) -> Result<Vec<Generated>> {
         let clock = Clock::start(&self.executor);
-        let batch = Batch::new(requests, &self.build.layout)?;
+        let batch = Batch::new(requests, &self.build.layout)?.of_rows(options.rows);
         let dump = Dump::new(batch.asked(), options.dump);
         self.executor.enter(1)?;
         let sound = self.given(batch.shared())?;
-        Run { noise: batch.noise(), sound, runner: self, batch, clip_ends, clock, dump, options, watch }.finish()
+        let noise = batch.noise();
+        Run { noise, sound, runner: self, batch, clip_ends, clock, dump, options, watch, done: 0 }.finish()
     }
 }
 
@@ -132,6 +134,7 @@ impl Run<'_> {
         // A run that ended in its second pass goes on there.
         let saved = self.options.saving.as_ref().and_then(|s| s.found(Phase::Refine)).and_then(|s| s.sound.clone());
 
+        self.begins(Phase::TextEncoder)?;
         // The prompts are rows of one batch, so that the encoder runs once.
         let kinds = request.prompts();
         let (ids, mask, cut_tokens) = tokens(&self.runner.model, &self.batch, kinds)?;
@@ -166,10 +169,12 @@ impl Run<'_> {
             }
         };
         self.ends(Phase::Denoise);
+        self.done = first.sigmas.len() - 1;
 
         if let (Some(second), Some(refine)) = (&second, &request.refine) {
             let to = Shapes::of(&self.runner.model.sizes, second)?;
             let sound = made.tokens.audio.clone();
+            self.begins(Phase::Upsampler)?;
             let before = match saved {
                 Some(_) => None,
                 None => Some(self.upsample(&shapes, &to, made, refine, request.dfr.is_some())?),
@@ -209,11 +214,13 @@ impl Run<'_> {
         let videos = match request.decodes_video() {
             false => (0..self.batch.asked()).map(|_| Decoded::from(Frames::none())).collect(),
             true => {
+                self.begins(Phase::VideoDecoder)?;
                 let video = self.runner.model.decoded_latents(video)?;
                 self.decode_video(video, shapes, request, decoder_noise)?
             }
         };
         self.ends(Phase::VideoDecoder);
+        self.begins(Phase::AudioDecoder)?;
         let (audios, sample_rate) = self.sounds(audio, request)?;
         self.dump.keep_each("audio", &audios);
         self.ends(Phase::AudioDecoder);
@@ -249,6 +256,15 @@ impl Run<'_> {
         let order = DrawOrder::of(first, false, self.runner.build.dtype);
         self.noise.draw(&mut self.runner.executor, shapes, &self.runner.model.sizes, order)?;
         Ok(())
+    }
+
+    /// Tells of a phase without steps; it is not begun where the answer is to stop.
+    fn begins(&mut self, phase: Phase) -> Result<()> {
+        let (first, _) = self.batch.shared().passes();
+        match (self.watch)(phase, 0, 1) {
+            ControlFlow::Continue(()) => Ok(()),
+            ControlFlow::Break(()) => Err(PipelineError::Interrupted(self.done, first.sigmas.len() - 1)),
+        }
     }
 
     pub(super) fn ends(&mut self, phase: Phase) {

@@ -31,23 +31,25 @@ pub struct Finished {
     pub samples_sha256: String,
 }
 
-/// A video that is made, with what its files say.
-pub(super) struct Made {
-    pub(super) job: Job,
-    pub(super) path: PathBuf,
+/// A video that is made, with what its files say. It needs its devices no more.
+pub(crate) struct Made {
+    pub(crate) job: Job,
+    pub(crate) path: PathBuf,
     /// Whether a file of its name is replaced.
-    pub(super) replace: bool,
-    pub(super) report: RunReport,
+    pub(crate) replace: bool,
+    /// Whether the frames of a video that cannot be written are kept elsewhere.
+    pub(crate) keeps: bool,
+    pub(crate) report: RunReport,
     /// The sidecar, where there is to be one, without hashes and times.
-    pub(super) sidecar: Option<Value>,
-    pub(super) generated: Generated,
+    pub(crate) sidecar: Option<Value>,
+    pub(crate) generated: Generated,
 }
 
 /// A video that is written, the table of its phases, and the same as JSON.
-pub(super) struct Written {
-    pub(super) video: Finished,
+pub(crate) struct Written {
+    pub(crate) video: Finished,
     pub(super) table: String,
-    pub(super) figures: Value,
+    pub(crate) figures: Value,
 }
 
 /// The thread that writes; it holds one batch of videos, so that memory is bounded.
@@ -71,7 +73,8 @@ impl<'scope, 'env> Writer<'scope, 'env> {
     pub(super) fn start(&mut self, batch: Vec<Made>, saving: Option<Saving>) {
         let (config, options) = (self.config, self.options);
         self.batch = Some(self.scope.spawn(move || {
-            let written = batch.into_iter().map(|made| write(config, options, made)).collect::<Result<Vec<_>>>()?;
+            let write = |mut made: Made| made.write(config, options);
+            let written = batch.into_iter().map(write).collect::<Result<Vec<_>>>()?;
             saving.iter().for_each(Saving::finish);
             Ok(written)
         }));
@@ -95,16 +98,21 @@ impl<'scope, 'env> Writer<'scope, 'env> {
     }
 }
 
-fn write(config: &Config, options: &GenerateOptions, mut made: Made) -> Result<Written> {
-    let since = Instant::now();
-    let video = write_files(config, options, &mut made)?;
-    let span = Span::until_now(SpanKind::Write, "mp4", since);
-    let Made { report, sidecar, .. } = made;
-    let (table, figures) = report.end(span);
-    if let Some(sidecar) = sidecar {
-        write_sidecar(sidecar, &video, &figures)?;
+impl Made {
+    /// Writes the video and what is asked for beside it. It may be called again after a failure.
+    ///
+    /// # Errors
+    /// A file that cannot be written.
+    pub(crate) fn write(&mut self, config: &Config, options: &GenerateOptions) -> Result<Written> {
+        let since = Instant::now();
+        let video = write_files(config, options, self)?;
+        let span = Span::until_now(SpanKind::Write, "mp4", since);
+        let (table, figures) = self.report.end(span);
+        if let Some(sidecar) = &self.sidecar {
+            write_sidecar(sidecar.clone(), &video, &figures)?;
+        }
+        Ok(Written { video, table, figures })
     }
-    Ok(Written { video, table, figures })
 }
 
 /// Writes the sidecar of a video, with its hashes and times.
@@ -127,7 +135,7 @@ pub(super) fn place_of(asked: &str, path: &Path, extension: &str, several: bool)
 fn write_files(config: &Config, options: &GenerateOptions, made: &mut Made) -> Result<Finished> {
     // What an encoder fails at, it fails at again where the file is written: frames that cannot be encoded are kept there.
     let encoded = made.generated.stream.take().and_then(|stream| stream.finish().ok());
-    let Made { job, path, generated, .. } = &*made;
+    let Made { job, path, generated, keeps, .. } = &*made;
     let several = options.jobs.len() > 1;
     let frames = &generated.frames;
     let audio = generated.sound()?;
@@ -139,7 +147,7 @@ fn write_files(config: &Config, options: &GenerateOptions, made: &mut Made) -> R
         (written, hashes.join().unwrap_or_else(|panic| resume_unwind(panic)))
     });
     if let Err(error) = written {
-        return Err(keep(error, path, frames, &audio));
+        return Err(if *keeps { keep(error, path, frames, &audio) } else { error });
     }
     if let Some(folder) = config.output.save_frames.as_ref().filter(|_| frames.count() > 0) {
         media::write_png_frames(&place_of(folder, path, "", several), frames)?;
@@ -175,13 +183,14 @@ fn write_video(
         media::write_wav(path, audio, WavFormat::Pcm16)?;
         return Ok(());
     }
-    let kept = config.request.video.as_ref().filter(|_| generated.are_given);
+    let kept = config.request.video.as_ref().filter(|_| generated.are_given && config.output.audio);
     if let Some(source) = kept
         && media::write_frames_of(path, Path::new(source), frames.count(), rate, audio, options)?
     {
         return Ok(());
     }
-    media::write_encoded_mp4(path, frames, encoded, rate, Some(audio), options)?;
+    let sound = config.output.audio.then_some(audio);
+    media::write_encoded_mp4(path, frames, encoded, rate, sound, options)?;
     Ok(())
 }
 

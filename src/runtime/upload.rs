@@ -105,6 +105,11 @@ impl Parameters {
         self.tensors.extend(taken.tensors);
     }
 
+    /// Bytes on one device.
+    pub(crate) fn device_bytes(&self) -> usize {
+        self.tensors.values().map(|loaded| loaded.tensor.device_bytes()).sum()
+    }
+
     /// Bytes of each component's parameters on one device.
     pub(crate) fn bytes_of_components(&self) -> BTreeMap<&'static str, usize> {
         let mut all = BTreeMap::new();

@@ -8,14 +8,25 @@
 //! No handler knows the pipeline, no device knows HTTP. [`fields`] turns a request into an [`Accepted`] job, [`Jobs`] holds every
 //! job and its state, [`worker`] runs them in the order that [`schedule`] gives on a [`Device`], [`store`] keeps them.
 
+mod access;
+mod api;
+pub mod auth;
+mod body;
 pub mod device;
 pub mod error;
 pub mod fields;
 pub mod form;
+pub mod health;
 pub mod id;
 pub mod inputs;
 pub mod job;
 pub mod jobs;
+pub mod listen;
+pub mod metrics;
+pub mod model_device;
+pub mod objects;
 pub mod schedule;
+pub mod server;
 pub mod store;
+mod warm;
 pub mod worker;

@@ -5,11 +5,22 @@
 //!   jobs/video_01k9…/  request.json  job.json  order.json  steps.safetensors  video.mp4  video.json  thumb.jpg  sprite.jpg  audio.wav
 //! ```
 
+mod files;
+mod folder;
+mod reading;
+
+use std::collections::BTreeSet;
+use std::fs::File;
 use std::io;
 use std::path::PathBuf;
 
 use super::id::VideoId;
-use super::job::{Accepted, Record};
+use super::job::{Accepted, Produced, Record};
+
+pub use files::FileStore;
+
+/// File of the steps behind a running batch, in the folder of its first job.
+pub const STEPS: &str = "steps.safetensors";
 
 /// A file of a job that clients may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -34,6 +45,11 @@ impl Variant {
     /// The variant of that name.
     pub fn named(name: &str) -> Option<Self> {
         Variant::ALL.iter().find(|(_, own, ..)| *own == name).map(|(variant, ..)| *variant)
+    }
+
+    /// All of them.
+    pub fn each() -> impl Iterator<Item = Self> {
+        Variant::ALL.iter().map(|(variant, ..)| *variant)
     }
 
     fn row(self) -> (&'static str, &'static str, &'static str) {
@@ -66,8 +82,8 @@ pub struct Stored {
     pub order: Vec<VideoId>,
     /// Whether there are steps to go on from.
     pub has_steps: bool,
-    /// Whether all files of a finished video are there.
-    pub is_whole: bool,
+    /// What was made, where all files of a finished video are there though nothing says that it is finished.
+    pub produced: Option<Produced>,
 }
 
 /// Bytes of the store and of its disk.
@@ -93,7 +109,7 @@ pub trait JobStore: Send + Sync {
     /// As [`JobStore::create`]; the state before is still there.
     fn transition(&self, id: &VideoId, record: &Record) -> io::Result<()>;
 
-    /// Keeps the batch that a job begins with.
+    /// Keeps the batch that a job begins with; it survives a crash once the members' transitions do.
     ///
     /// # Errors
     /// As [`JobStore::transition`].
@@ -117,6 +133,23 @@ pub trait JobStore: Send + Sync {
     /// Frees what is kept for the case that the disk is full, so that states can be recorded; takes it again where there is room.
     fn give_reserve(&self, free: bool);
 
+    /// Removes what only a run needs: its steps and its order; and what was written of a video that is not kept.
+    fn forget_run(&self, id: &VideoId, keep_video: bool);
+
+    /// Removes given files that are not in use and not new.
+    fn sweep(&self, used: &BTreeSet<String>);
+
+    /// A file of a job. No link is followed.
+    ///
+    /// # Errors
+    /// One that is not there, or no plain file.
+    fn open(&self, id: &VideoId, variant: Variant) -> io::Result<File>;
+
     /// Folder of a job's files.
     fn folder(&self, id: &VideoId) -> PathBuf;
+}
+
+/// Whether an error says that the disk is full.
+pub fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }

@@ -21,7 +21,8 @@ struct Ends {
 
 impl Observer for Ends {
     fn progress(&mut self, _: &[Job], phase: Phase, done: usize, _: usize) -> ControlFlow<()> {
-        if self.first.iter().all(|(known, _)| *known != phase) {
+        let has_steps = matches!(phase, Phase::Denoise | Phase::Refine | Phase::Round);
+        if has_steps && self.first.iter().all(|(known, _)| *known != phase) {
             self.first.push((phase, done));
         }
         if self.at == Some((phase, done)) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }

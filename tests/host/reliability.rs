@@ -7,7 +7,7 @@ use crate::support::needs;
 
 /// Crates with unit tests of their own.
 const CRATES: [&str; 3] = ["pjrt", "stablehlo", "xla-analysis"];
-const BINARIES: [&str; 6] = ["host", "it", "cli", "tpu", "cuda", "gpu"];
+const BINARIES: [&str; 7] = ["host", "it", "cli", "serve", "tpu", "cuda", "gpu"];
 
 /// The last cell of each row of the tables, with its line's number; heads and rules are left out.
 fn rows(markdown: &str) -> Vec<(usize, &str)> {

@@ -195,7 +195,7 @@ fn files_have_at_most_500_lines() {
 /// A file that no `mod` names, or a test that the harness does not know, would never run.
 #[needs(nothing)]
 fn every_file_of_tests_is_run_by_the_harness() {
-    for binary in ["host", "it", "cli", "tpu", "cuda", "gpu", "support"] {
+    for binary in ["host", "it", "cli", "serve", "tpu", "cuda", "gpu", "support"] {
         let folder = Path::new("tests").join(binary);
         let all = sources(&folder);
         assert!(all.len() > 1, "{}", folder.display());

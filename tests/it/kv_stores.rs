@@ -82,6 +82,9 @@ fn holds_any_bytes_under_any_key(store: &dyn KvStore) {
     assert_eq!(store.try_get("a").as_deref(), Ok(&b""[..]));
     assert_eq!(store.set("a", b"again"), Ok(()));
     assert_eq!(store.try_get("a").as_deref(), Ok(&b"again"[..]));
+    assert_eq!([store.remove("a"), store.remove("a")], [Ok(()), Ok(())]);
+    assert_eq!(store.try_get("a"), Err(KvError::NotFound("a".into())));
+    assert_eq!(store.put("a", b"anew"), Ok(()));
 }
 
 /// A wait ends with the time that it was given, or with the key, long before its time.

@@ -7,6 +7,7 @@
 //! | `LTX2_TEST_FULL=1` | tests of `make test-full` run too |
 //! | `LTX2_TEST_CHIP=v6e` | of `cargo test --test tpu`, the kernel and the slices of one chip |
 //! | `LTX2_PARITY_LOG=FILE` | appends a JSON line a comparison with a reference (`scripts/tests/parity_table.py`) |
+//! | `LTX2_SERVE_FIGURES=FILE` | appends a JSON line a figure of the server (`make serve-load`) |
 //! | `LTX2_TEST_LOG=FILE` | appends a JSON line a test: its name, seconds, outcome and reason |
 
 use std::fs::OpenOptions;
@@ -165,7 +166,7 @@ const XLA_FLAGS: &str = "--xla_backend_extra_options=xla_cpu_disable_new_fusion_
 
 /// Begins this process again with [`XLA_FLAGS`], where nobody set others.
 fn with_older_emitters() {
-    if ["it", "cli"].contains(&env!("CARGO_CRATE_NAME")) && std::env::var_os("XLA_FLAGS").is_none() {
+    if ["it", "cli", "serve"].contains(&env!("CARGO_CRATE_NAME")) && std::env::var_os("XLA_FLAGS").is_none() {
         let own = std::env::current_exe().expect("this file");
         let error = Command::new(own).args(std::env::args_os().skip(1)).env("XLA_FLAGS", XLA_FLAGS).exec();
         panic!("the tests' binary does not start again: {error}");
@@ -226,6 +227,13 @@ fn log(name: &str, took: Duration, outcome: &str, reason: Option<&str>) {
 #[allow(dead_code)] // Not every binary compares.
 pub fn note_distance(case: &str, output: &str, distance: f64, limit: f64) {
     append("LTX2_PARITY_LOG", &json!({"case": case, "output": output, "distance": distance, "limit": limit}));
+}
+
+/// Appends a figure of the server beside its goal, and whether it meets it, to `LTX2_SERVE_FIGURES`.
+#[allow(dead_code)] // As above.
+pub fn note_figure(what: &str, goal: &str, figure: &str, met: bool) {
+    eprintln!("{what}: {figure} (goal: {goal})");
+    append("LTX2_SERVE_FIGURES", &json!({"what": what, "goal": goal, "figure": figure, "met": met}));
 }
 
 /// Appends a line to the file that a variable names, where it does.

@@ -39,6 +39,12 @@ pub trait KvStore: Send + Sync {
     /// # Errors
     /// A store that cannot be reached.
     fn set(&self, key: &str, value: &[u8]) -> Result<(), KvError>;
+
+    /// Removes a key; one that is not there is no error.
+    ///
+    /// # Errors
+    /// A store that cannot be reached.
+    fn remove(&self, key: &str) -> Result<(), KvError>;
 }
 
 /// Errors of a key-value store.
@@ -272,6 +278,11 @@ mod tests {
 
         fn set(&self, key: &str, value: &[u8]) -> Result<(), KvError> {
             self.0.lock().unwrap().insert(key.into(), value.into());
+            Ok(())
+        }
+
+        fn remove(&self, key: &str) -> Result<(), KvError> {
+            self.0.lock().unwrap().remove(key);
             Ok(())
         }
     }

@@ -63,7 +63,7 @@ pub struct Group {
     heartbeat: Mutex<Heartbeat>,
     peers: Arc<Peers>,
     /// Of process 0: what the others ask. Last, so that it goes last.
-    _server: Option<Server>,
+    server: Option<Server>,
 }
 
 impl std::fmt::Debug for Group {
@@ -100,7 +100,7 @@ impl Group {
             left: AtomicBool::new(false),
             heartbeat: Mutex::new(heartbeat),
             peers: peers.clone(),
-            _server: server,
+            server,
         };
         let left = timeouts.start.saturating_sub(started.elapsed());
         let met = match launch.id {
@@ -139,6 +139,11 @@ impl Group {
         self.hosts.iter().take(self.id()).filter(|host| Some(*host) == own).count()
     }
 
+    /// Keys of the store that this process serves, if it does: in the long run they are not more.
+    pub fn served_keys(&self) -> Option<usize> {
+        self.server.as_ref().map(Server::keys)
+    }
+
     pub(crate) fn node(&self) -> Node {
         Node { id: self.id(), count: self.count(), store: self.store.clone() }
     }
@@ -170,6 +175,11 @@ impl Group {
         let mut texts = vec![text.to_string()];
         for process in 1..self.count() {
             texts.push(String::from_utf8_lossy(&self.store.get(&key(process), FOR_EVER)?).into_owned());
+            self.store.remove(&key(process))?;
+        }
+        // Who is here has read what came before.
+        if let Some(before) = n.checked_sub(1) {
+            self.store.remove(&format!("all_gather/{before}"))?;
         }
         self.store.put(&all, &serde_json::to_vec(&texts).expect("texts have a JSON form"))?;
         Ok(texts)

@@ -103,4 +103,8 @@ impl KvStore for EtcdStore {
     fn set(&self, key: &str, value: &[u8]) -> Result<(), KvError> {
         self.ask("kv/put", &self.entry(key, value)).map(drop)
     }
+
+    fn remove(&self, key: &str) -> Result<(), KvError> {
+        self.ask("kv/deleterange", &json!({"key": self.key(key)})).map(drop)
+    }
 }

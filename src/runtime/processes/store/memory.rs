@@ -15,8 +15,13 @@ pub struct MemoryStore {
 
 impl MemoryStore {
     fn values(&self) -> MutexGuard<'_, HashMap<String, Vec<u8>>> {
-        // Every change is one insertion, so what a panicking thread leaves is whole.
+        // Every change is one insertion or removal, so what a panicking thread leaves is whole.
         self.values.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keys that are there.
+    pub(super) fn keys(&self) -> usize {
+        self.values().len()
     }
 }
 
@@ -53,6 +58,11 @@ impl KvStore for MemoryStore {
     fn set(&self, key: &str, value: &[u8]) -> Result<(), KvError> {
         self.values().insert(key.into(), value.into());
         self.changed.notify_all();
+        Ok(())
+    }
+
+    fn remove(&self, key: &str) -> Result<(), KvError> {
+        self.values().remove(key);
         Ok(())
     }
 }

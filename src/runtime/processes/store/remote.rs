@@ -97,4 +97,12 @@ impl KvStore for RemoteStore {
     fn set(&self, key: &str, value: &[u8]) -> Result<(), KvError> {
         self.write(key, value, true)
     }
+
+    fn remove(&self, key: &str) -> Result<(), KvError> {
+        let response = self.agent.delete(self.url()).query("key", key).call().map_err(|e| self.unavailable(e))?;
+        match response.status() {
+            StatusCode::NO_CONTENT => Ok(()),
+            other => Err(self.unavailable(other)),
+        }
+    }
 }

@@ -11,7 +11,7 @@ use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, put};
+use axum::routing::{delete, get, put};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{Instant, timeout_at};
@@ -64,6 +64,7 @@ impl Server {
         let router = Router::new()
             .route(PATH, get(read))
             .route(PATH, put(write))
+            .route(PATH, delete(remove))
             // Descriptions of devices and compilers' findings may be large.
             .layer(DefaultBodyLimit::disable())
             .with_state(shared.clone());
@@ -84,6 +85,11 @@ impl Server {
 
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Keys that are there.
+    pub(crate) fn keys(&self) -> usize {
+        self.shared.values.keys()
     }
 
     /// The store, for this process.
@@ -122,6 +128,10 @@ impl KvStore for Shared {
         self.changed.notify_waiters();
         set
     }
+
+    fn remove(&self, key: &str) -> Result<(), KvError> {
+        self.values.remove(key)
+    }
 }
 
 async fn read(State(shared): State<Arc<Shared>>, Query(request): Query<Request>) -> Response {
@@ -144,4 +154,8 @@ async fn write(State(shared): State<Arc<Shared>>, Query(request): Query<Request>
         false => shared.put(&request.key, &value),
     };
     if done.is_ok() { StatusCode::NO_CONTENT } else { StatusCode::CONFLICT }
+}
+
+async fn remove(State(shared): State<Arc<Shared>>, Query(request): Query<Request>) -> StatusCode {
+    if shared.remove(&request.key).is_ok() { StatusCode::NO_CONTENT } else { StatusCode::CONFLICT }
 }

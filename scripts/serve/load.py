@@ -1,0 +1,114 @@
+#!/usr/bin/env python3
+"""Runs the server's load and fault tests one at a time and writes their figures beside the goals. `make serve-load` runs it.
+
+    load.py -o benchmarks/serving.md [--release] [--figures-only]
+
+A figure is a line that a test of `cargo test --test serve` notes (tests/serve/figures.rs); a test without figures is a line with its
+outcome and seconds. Exit code 1 if a test fails or a goal is missed.
+"""
+
+import argparse
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+from datetime import date
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+# What tests are of, by what their names begin with. Others are part of `make test` alone.
+FAULTS = json.loads((Path(__file__).parent / "faults.json").read_text())
+
+
+# Lines in which a test says what it measured.
+MEASURED = re.compile(r"^measured: |: p50 .*p99 | are there after ")
+
+
+def lines(file):
+    """JSON lines of a file that may not be there."""
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def run(filters, folder, release):
+    """Runs tests in full, one at a time; figures, and what became of each test."""
+    figures, log = folder / "figures", folder / "log"
+    command = ["cargo", "test", "--locked", "--test", "serve", *(["--release"] if release else []), "--"]
+    env = os.environ | {"LTX2_TEST_FULL": "1", "LTX2_SERVE_FIGURES": str(figures), "LTX2_TEST_LOG": str(log)}
+    said = {}
+    for name in filters:
+        done = subprocess.run(
+            [*command, name, "--test-threads", "1"], cwd=REPOSITORY, env=env, check=False, text=True, stderr=subprocess.PIPE
+        )
+        sys.stderr.write(done.stderr)
+        said[name] = [line.removeprefix("measured: ") for line in done.stderr.splitlines() if MEASURED.search(line)]
+    return lines(figures), lines(log), said
+
+
+def processor():
+    """The processor's name, and how many there are."""
+    names = [line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    return f"{os.cpu_count()} cores, {names[0] if names else platform.machine()}"
+
+
+def table(rows):
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def page(figures, log, said, release):
+    """The page of both tables."""
+    word = lambda met: "yes" if met else "**no**"  # noqa: E731
+    goals = [("measured", "goal", "figure", "met"), ("---", "---", "---", "---")]
+    goals += [(row["what"], row["goal"], row["figure"], word(row["met"])) for row in figures]
+    faults = [("fault", "test", "measured", "seconds", "passed"), ("---",) * 5]
+    for name, what in FAULTS.items():
+        ran = [row for row in log if row["test"].startswith(name) and row["outcome"] != "ignored"]
+        good = bool(ran) and all(row["outcome"] == "passed" for row in ran)
+        seconds = f"{sum(row['seconds'] for row in ran):.1f}" if ran else "not run"
+        faults.append((what, f"`serve {name}`", "; ".join(said.get(name, [])), seconds, word(good)))
+    built = "release" if release else "development"
+    return f"""# The server under load
+
+`make serve-load{" RELEASE=1" if release else ""}`, {date.today().isoformat()}, {processor()}, {built} build, one test at a time. All traffic is on
+loopback, client and server in one process; the device follows a script, so these are the server's own costs. The state is on a
+disk of memory: a disk's own sync comes on top of each create and each change of status ([4 ms](../docs/decisions/serving.md)).
+
+## Goals
+
+Times are the median, then that which 99 % stay below.
+
+{table(goals)}
+
+## Faults
+
+{table(faults)}
+
+A test's name is one of `LTX2_TEST_FULL=1 cargo test --test serve NAME`.
+"""
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-o", "--output", required=True)
+    parser.add_argument("--release", action="store_true")
+    parser.add_argument("--figures-only", action="store_true", help="without the faults; nothing is written")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        figures, log, said = run(["figures::", *([] if arguments.figures_only else FAULTS)], Path(folder), arguments.release)
+    text = page(figures, log, said, arguments.release)
+    print(text)
+    if not arguments.figures_only:
+        Path(arguments.output).write_text(text)
+    failed = [row["test"] for row in log if row["outcome"] == "failed"]
+    missed = [row["what"] for row in figures if not row["met"]]
+    for name in failed:
+        print(f"load.py: {name} failed")
+    for what in missed:
+        print(f"load.py: missed: {what}")
+    return 1 if failed or missed or not figures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,131 @@
+"""Requests of clients as facts for `cargo test --test serve recorded::`: what they send, and the shape of what they are answered.
+
+A file has the client's name and a list of checks, each with its calls in order:
+
+  method, path, headers         as sent, where they are not the file's `headers`; `{v1}` is the id of a video that an earlier answer gave
+  body, or form                 as sent; a form's fields in order, of files also name and type; `{png}` is the image of `png(64, 64)`
+  binds                         the name that the answer's id (or a list's `last_id`) has from here on
+  status, kind                  of the answer; its media type, where it is not JSON
+  answer                        shape of a JSON answer: words for types, but for the values that clients act on; by its name in `shapes`
+                                where several answers have it
+  until                         asked again until the answer's status is this
+"""
+
+import json
+import re
+from collections import Counter
+from pathlib import Path
+
+from server import png
+
+# What of a request matters to a server, beside its body.
+HEADERS = ["accept", "authorization", "content-type", "idempotency-key", "range", "x-stainless-poll-helper"]
+# Values that clients act on.
+KEPT = {"object", "code", "param", "type", "deleted"}
+# Objects whose keys a client does not know.
+OPAQUE = {"timings", "metadata"}
+# Timed against a device, the same requests at once, or with files of what was made: not for replaying.
+LEFT_OUT = {"a_full_queue_is_waited_for", "the_async_client_works", "videos_are_edited_and_extended"}
+IMAGE = png(64, 64)
+
+
+def shape(value, key=None):
+    """A JSON value with words for types."""
+    if key in OPAQUE and value is not None:
+        return "object"
+    if isinstance(value, dict):
+        return {name: shape(inner, name) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [shape(inner, key) for inner in value[:1]]
+    if key in KEPT and not isinstance(value, (int, float)) or key == "deleted":
+        return value
+    names = {bool: "boolean", int: "number", float: "number", str: "string"}
+    return "null" if value is None else names[type(value)]
+
+
+def sent(call, names):
+    """The request's own keys of a row, with names for ids and files."""
+
+    def named(text):
+        for given, name in names.items():
+            text = text.replace(given, f"{{{name}}}")
+        return text
+
+    row = {"method": call.method, "path": named(call.path)}
+    headers = {name: call.header(name) for name in HEADERS if call.header(name)}
+    if parts := call.fields():
+        del headers["content-type"]
+        plain = lambda value: named(value.replace(IMAGE, b"{png}").decode())  # noqa: E731
+        row["form"] = [
+            [name, plain(value), *([] if filename is None else [filename, kind])] for name, filename, kind, value in parts
+        ]
+    elif call.body:
+        row["body"] = named(call.body.decode())
+    return row | {"headers": headers}
+
+
+def fields_of(row):
+    """What tells two bodies apart, their values left out."""
+    if "form" in row:
+        return tuple(sorted({name for name, *_ in row["form"]}))
+    text = row.get("body", "")
+    return tuple(sorted(json.loads(text))) if text.startswith("{") else text
+
+
+def kept_of(calls):
+    """A check's calls as rows; of those that differ in values only, the first and what later ones build on."""
+    names, rows = {}, []
+    for call in calls:
+        row, answer = sent(call, names), call.json()
+        given = answer.get("last_id") or answer.get("id") if isinstance(answer, dict) else None
+        if given and given.startswith("video_") and given not in names:
+            names[given] = row["binds"] = f"v{len(names) + 1}"
+        row |= {"status": call.status, "kind": (call.answered("content-type") or "").split(";")[0]}
+        if answer is not None and "/content" not in row["path"]:
+            row["answer"] = shape(answer)
+            if call.method == "GET" and answer.get("status") in ("completed", "failed"):
+                row["until"] = answer["status"]
+        unlike = re.sub(r"\{v\d+\}", "", row["path"])
+        rows.append((row, (call.method, unlike, fields_of(row), call.status, row.get("until"))))
+    kept, seen = [], set()
+    for at, (_, key) in enumerate(rows):
+        if key not in seen:
+            seen.add(key)
+            kept.append(at)
+    while True:
+        wanted = {name for at in kept for name in names.values() if f"{{{name}}}" in json.dumps(rows[at][0])}
+        more = [at for at, (row, _) in enumerate(rows) if row.get("binds") in wanted and at not in kept]
+        # A video that is asked for as made has to be made first.
+        made = {row["path"] for at, (row, _) in enumerate(rows) if at in kept}
+        more += [
+            at
+            for at, (row, _) in enumerate(rows)
+            if "until" in row and any(path.startswith(row["path"]) for path in made) and at not in kept
+        ]
+        if not more:
+            return [rows[at][0] for at in sorted(kept)]
+        kept = sorted({*kept, *more})
+
+
+def write(file, client, checks):
+    """Writes a client's checks, one call a line."""
+    kept = [(name, kept_of(calls)) for name, calls in checks if name not in LEFT_OUT and calls]
+    counts = Counter(json.dumps(row["answer"]) for _, rows in kept for row in rows if "answer" in row)
+    often = [text for text, count in counts.most_common() if count > 1 and len(text) > 40]
+    names = {text: f"{json.loads(text).get('object', 'error')} {at}" for at, text in enumerate(often)}
+    line = lambda value: json.dumps(value, ensure_ascii=False, separators=(",", ":"))  # noqa: E731
+    usual = json.loads(Counter(json.dumps(row["headers"]) for _, rows in kept for row in rows).most_common(1)[0][0])
+    groups = []
+    for name, rows in kept:
+        for row in rows:
+            if "answer" in row:
+                row["answer"] = names.get(json.dumps(row["answer"]), row["answer"])
+                del row["kind"]
+            if row["headers"] == usual:
+                del row["headers"]
+        groups.append(f' {{"check":{line(name)},"calls":[\n  ' + ",\n  ".join(map(line, rows)) + "\n ]}")
+    shapes = ",\n  ".join(f"{line(name)}:{line(json.loads(text))}" for text, name in names.items())
+    Path(file).parent.mkdir(parents=True, exist_ok=True)
+    whole = f'{{"client":{line(client)},"headers":{line(usual)},"shapes":{{\n  {shapes}\n }},"checks":[\n' + ",\n".join(groups) + "\n]}\n"
+    json.loads(whole)
+    Path(file).write_text(whole)

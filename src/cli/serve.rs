@@ -1,0 +1,335 @@
+//! `ltx2 serve`: videos over HTTP.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::args::{ConfigArgs, ModelArgs, PlacementArgs, ProcessArgs, word};
+use super::generate::prepare_libtpu;
+use super::{Ended, UsageError, log, print, tell};
+use crate::config::{CliOverrides, Drain, Loaded, LogFormat, load};
+use crate::pipeline::processes::together;
+use crate::pjrt::end_process;
+use crate::runtime::processes::Group;
+use crate::serve::health::Condition;
+use crate::serve::model_device::{factory_together, follow};
+use crate::serve::server::{CUT, Options, Server, StartError, state_folder};
+
+/// Between two looks at signals and at the device.
+const LOOK: Duration = Duration::from_millis(20);
+/// Key of clients, beside those of a file.
+const KEY_VARIABLE: &str = "LTX2_API_KEY";
+
+/// Serves videos over HTTP, in the dialect of OpenAI's /v1/videos.
+#[derive(clap::Args, Clone, Debug, Default)]
+#[command(after_help = "Examples:
+  ltx2 serve -c nano --warm 128x96x25
+  ltx2 serve -c ltx2_3 -m LTX-2.3 --listen 0.0.0.0:8000 --api-key-file keys
+  curl localhost:8000/v1/videos -F prompt=\"a red circle bounces on blue, low beeps\"
+
+LTX2_API_KEY is a key, too. SIGTERM and Ctrl-C drain; a second one ends at once.")]
+pub(crate) struct Args {
+    #[command(flatten)]
+    server: ServerArgs,
+    #[command(flatten)]
+    limits: LimitArgs,
+    #[command(flatten)]
+    keeping: KeepingArgs,
+    #[command(flatten)]
+    model: ModelArgs,
+    #[command(flatten)]
+    placement: PlacementArgs,
+    #[command(flatten)]
+    processes: ProcessArgs,
+    #[command(flatten)]
+    config: ConfigArgs,
+    /// Prints the merged YAML with the origin of each value, then exits
+    #[arg(long)]
+    print_config: bool,
+}
+
+/// Flags of the server's address and its clients.
+#[derive(clap::Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Server")]
+struct ServerArgs {
+    /// Address and port; one other than loopback needs a key, or --insecure [default: 127.0.0.1:8000]
+    #[arg(long, value_name = "ADDR:PORT")]
+    listen: Option<String>,
+    /// Lets other machines use the server without a key
+    #[arg(long)]
+    insecure: bool,
+    /// File of lines name:key, mode 0600; name*:key sees every key's videos; read again on SIGHUP
+    #[arg(long, value_name = "FILE")]
+    api_key_file: Option<String>,
+    /// Name that clients give the model; may be given several times [default: the preset, and the last part of the model's path]
+    #[arg(long, value_name = "NAME")]
+    served_model_name: Vec<String>,
+    /// Takes any name of a model
+    #[arg(long)]
+    any_model: bool,
+    /// Host name, beside loopback and the bound address, that requests may name; may be given several times
+    #[arg(long, value_name = "HOST")]
+    allow_host: Vec<String>,
+    /// Origin whose pages may use the API; may be given several times
+    #[arg(long, value_name = "ORIGIN")]
+    cors_origin: Vec<String>,
+    /// Another address and port for /metrics
+    #[arg(long, value_name = "ADDR:PORT")]
+    metrics_listen: Option<String>,
+    /// Form of the log's lines
+    #[arg(long, value_name = "FORM")]
+    log_format: Option<LogFormat>,
+    /// Logs prompts
+    #[arg(long)]
+    log_prompts: bool,
+}
+
+/// Flags of what requests may ask for.
+#[derive(clap::Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Limits")]
+struct LimitArgs {
+    /// Size that is compiled and run before the server is ready, or none; may be given several times [default: the configuration's]
+    #[arg(long, value_name = "WxHxF[@PIPELINE]")]
+    warm: Vec<String>,
+    /// Refuses other sizes
+    #[arg(long)]
+    only_warm: bool,
+    /// Videos that may wait [default: 64]
+    #[arg(long, value_name = "N")]
+    queue: Option<u64>,
+    /// Videos of one key that may wait [default: 32]
+    #[arg(long, value_name = "N")]
+    queue_per_key: Option<u64>,
+    /// Videos that are made together [default: as many as the layout makes at once]
+    #[arg(long, value_name = "N")]
+    max_batch: Option<u64>,
+    /// Sizes whose programs stay loaded [default: 8]
+    #[arg(long, value_name = "N")]
+    max_shapes: Option<u64>,
+    /// Video tokens of the last stage [default: 32768]
+    #[arg(long, value_name = "N")]
+    max_tokens: Option<u64>,
+    /// Frames of a video [default: 289]
+    #[arg(long, value_name = "N")]
+    max_frames: Option<u64>,
+    /// Denoising steps [default: 100]
+    #[arg(long, value_name = "N")]
+    max_steps: Option<u64>,
+    /// Images of a request [default: 8]
+    #[arg(long, value_name = "N")]
+    max_images: Option<u64>,
+    /// Bytes of a request's body, e.g. 32MiB
+    #[arg(long, value_name = "BYTES")]
+    body_limit: Option<String>,
+    /// Time that POST /v1/videos/sync waits [default: 600s]
+    #[arg(long, value_name = "TIME")]
+    sync_timeout: Option<String>,
+}
+
+/// Flags of what is kept, and of the end.
+#[derive(clap::Args, Clone, Debug, Default)]
+#[command(next_help_heading = "State")]
+struct KeepingArgs {
+    /// Folder of the queue and the videos [default: ltx2/serve in the user's state folder]
+    #[arg(long, value_name = "DIR")]
+    state: Option<String>,
+    /// How long finished videos are kept [default: 24h]
+    #[arg(long, value_name = "TIME")]
+    keep: Option<String>,
+    /// Bytes that finished videos may take [default: 20GiB]
+    #[arg(long, value_name = "BYTES")]
+    disk: Option<String>,
+    /// Bytes of the disk that stay free [default: 2GiB]
+    #[arg(long, value_name = "BYTES")]
+    min_free: Option<String>,
+    /// Time of denoising between two savings of the steps behind a video [default: 30s]
+    #[arg(long, value_name = "TIME")]
+    checkpoint: Option<String>,
+    /// What becomes of a running video when the server is asked to end [default: checkpoint]
+    #[arg(long, value_name = "HOW")]
+    drain: Option<Drain>,
+    /// Time that this may take [default: 30s]
+    #[arg(long, value_name = "TIME")]
+    drain_timeout: Option<String>,
+}
+
+/// A list, where anything was given.
+fn list(values: &[String]) -> Option<Value> {
+    (!values.is_empty()).then(|| json!(values))
+}
+
+impl Args {
+    fn load(&self) -> anyhow::Result<Loaded> {
+        let mut given = self.config.given();
+        self.server.add(&mut given);
+        self.limits.add(&mut given);
+        self.keeping.add(&mut given);
+        self.model.add(&mut given);
+        self.placement.add(&mut given);
+        self.processes.add(&mut given);
+        Ok(load(&given)?)
+    }
+}
+
+impl ServerArgs {
+    fn add(&self, given: &mut CliOverrides) {
+        given.flag("listen", "serve.listen", self.listen.clone());
+        given.flag("insecure", "serve.insecure", self.insecure.then_some(true));
+        given.flag("api-key-file", "serve.api_key_file", self.api_key_file.clone());
+        given.flag("served-model-name", "serve.served_model_name", list(&self.served_model_name));
+        given.flag("any-model", "serve.any_model", self.any_model.then_some(true));
+        given.flag("allow-host", "serve.allow_host", list(&self.allow_host));
+        given.flag("cors-origin", "serve.cors_origin", list(&self.cors_origin));
+        given.flag("metrics-listen", "serve.metrics_listen", self.metrics_listen.clone());
+        given.flag("log-format", "serve.log_format", self.log_format.and_then(word));
+        given.flag("log-prompts", "serve.log_prompts", self.log_prompts.then_some(true));
+    }
+}
+
+impl LimitArgs {
+    fn add(&self, given: &mut CliOverrides) {
+        given.flag("warm", "serve.warm", list(&self.warm));
+        given.flag("only-warm", "serve.only_warm", self.only_warm.then_some(true));
+        given.flag("queue", "serve.queue", self.queue);
+        given.flag("queue-per-key", "serve.queue_per_key", self.queue_per_key);
+        given.flag("max-batch", "serve.max_batch", self.max_batch);
+        given.flag("max-shapes", "serve.max_shapes", self.max_shapes);
+        given.flag("max-tokens", "serve.max_tokens", self.max_tokens);
+        given.flag("max-frames", "serve.max_frames", self.max_frames);
+        given.flag("max-steps", "serve.max_steps", self.max_steps);
+        given.flag("max-images", "serve.max_images", self.max_images);
+        given.flag("body-limit", "serve.body_limit", self.body_limit.clone());
+        given.flag("sync-timeout", "serve.sync_timeout", self.sync_timeout.clone());
+    }
+}
+
+impl KeepingArgs {
+    fn add(&self, given: &mut CliOverrides) {
+        given.flag("state", "serve.state", self.state.clone());
+        given.flag("keep", "serve.keep", self.keep.clone());
+        given.flag("disk", "serve.disk", self.disk.clone());
+        given.flag("min-free", "serve.min_free", self.min_free.clone());
+        given.flag("checkpoint", "serve.checkpoint", self.checkpoint.clone());
+        given.flag("drain", "serve.drain", self.drain.and_then(word));
+        given.flag("drain-timeout", "serve.drain_timeout", self.drain_timeout.clone());
+    }
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    let mut loaded = args.load()?;
+    if args.print_config {
+        return print(&loaded.to_yaml());
+    }
+    log::form(loaded.config.serve.log_format);
+    let state = state_folder(&loaded.config.serve).map_err(usage)?;
+    loaded.config.serve.state = Some(state.to_string_lossy().into_owned());
+    prepare_libtpu(&loaded.config);
+    let config = loaded.config.clone();
+    together(&config, |group| match group {
+        Some(group) if group.id() > 0 => {
+            log::only_warnings();
+            follow(&config, group).map_err(anyhow::Error::msg)
+        }
+        group => serve(loaded.clone(), group.cloned()),
+    })
+}
+
+fn usage(error: StartError) -> anyhow::Error {
+    match error {
+        StartError::Usage(message) => UsageError(message).into(),
+        other => other.into(),
+    }
+}
+
+fn serve(loaded: Loaded, group: Option<Arc<Group>>) -> anyhow::Result<()> {
+    let signals = Signals::listen()?;
+    let options = Options { key: std::env::var(KEY_VARIABLE).ok(), ..Options::default() };
+    let (insecure, form) = (loaded.config.serve.insecure, loaded.config.serve.log_format);
+    let factory = factory_together(loaded.config.clone(), group);
+    let server = Server::start(loaded, options, Box::new(factory)).map_err(usage)?;
+    let keys = match (server.keys(), insecure) {
+        (0, true) if !server.address().ip().is_loopback() => "no key: anyone may use it".into(),
+        (0, _) => "no key".into(),
+        (1, _) => "1 key".into(),
+        (count, _) => format!("{count} keys"),
+    };
+    let (address, names, state) = (server.address(), server.names().join(", "), server.state().display());
+    let line = format!("http://{address}: {names}, {keys}, state in {state}");
+    match form {
+        LogFormat::Text => tell(line),
+        LogFormat::Json => tracing::info!("{line}"),
+    }
+    let mut warm = false;
+    while signals.count() == 0 && !server.has_failed() {
+        if !warm && server.health().now() == Condition::Ready {
+            warm = true;
+            tracing::info!("ready");
+        }
+        if signals.reread() {
+            match server.reread_keys() {
+                Ok(count) => tracing::info!("{count} keys"),
+                Err(why) => tracing::error!("the keys stay as they were: {why}"),
+            }
+        }
+        std::thread::sleep(LOOK);
+    }
+    if signals.count() > 0 {
+        tracing::info!("draining; a second signal ends at once");
+    }
+    let health = Arc::clone(server.health());
+    let heard = signals.count();
+    match server.end(|| signals.count() > heard.max(1)) {
+        0 => Ok(()),
+        CUT => {
+            tell("error: the time to end was up: the next start goes on");
+            // The device's thread still runs.
+            end_process(CUT.into())
+        }
+        code => Err(Ended { code, why: health.failure().unwrap_or_else(|| "a thread of the server failed".into()) }.into()),
+    }
+}
+
+/// Signals that have come.
+#[derive(Clone, Default)]
+struct Signals {
+    /// To end.
+    ends: Arc<AtomicUsize>,
+    /// To read the keys again.
+    rereads: Arc<AtomicBool>,
+}
+
+impl Signals {
+    /// Counts signals from here on, on a thread of its own.
+    fn listen() -> anyhow::Result<Self> {
+        let signals = Signals::default();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+        let listening = runtime.enter();
+        let mut terminate = signal(SignalKind::terminate())?;
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        let mut hangup = signal(SignalKind::hangup())?;
+        drop(listening);
+        let heard = signals.clone();
+        let listen = async move {
+            loop {
+                tokio::select! {
+                    _ = terminate.recv() => heard.ends.fetch_add(1, Ordering::SeqCst),
+                    _ = interrupt.recv() => heard.ends.fetch_add(1, Ordering::SeqCst),
+                    _ = hangup.recv() => usize::from(heard.rereads.swap(true, Ordering::SeqCst)),
+                };
+            }
+        };
+        std::thread::Builder::new().name("signals".into()).spawn(move || runtime.block_on(listen))?;
+        Ok(signals)
+    }
+
+    fn count(&self) -> usize {
+        self.ends.load(Ordering::SeqCst)
+    }
+
+    fn reread(&self) -> bool {
+        self.rereads.swap(false, Ordering::SeqCst)
+    }
+}

@@ -1,0 +1,120 @@
+//! The access log: a line a request, written when its answer has been sent.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
+use serde_json::json;
+
+use super::body::Exchange;
+
+/// What is known of a request. No prompt, no key, no name of a file is in it.
+#[derive(Debug)]
+pub(super) struct Line {
+    pub(super) since: Instant,
+    pub(super) request_id: String,
+    pub(super) traceparent: Option<String>,
+    pub(super) method: &'static str,
+    /// The route's template, not what the client wrote.
+    pub(super) route: &'static str,
+    pub(super) status: u16,
+    /// Of an error.
+    pub(super) code: Option<&'static str>,
+    /// Name of the key.
+    pub(super) key: String,
+    pub(super) job: Option<String>,
+    pub(super) peer: Option<SocketAddr>,
+    pub(super) exchange: Option<Arc<Exchange>>,
+    pub(super) json: bool,
+}
+
+impl Line {
+    /// Writes it.
+    pub(super) fn write(&self) {
+        let line = if self.json { self.as_json() } else { self.as_text() };
+        // Those who only ask whether the server lives would fill the log.
+        match self.route {
+            "/live" | "/health" | "/ready" | "/metrics" => tracing::debug!(target: "ltx2::serve::access", "{line}"),
+            _ => tracing::info!(target: "ltx2::serve::access", "{line}"),
+        }
+    }
+
+    fn figures(&self) -> (f64, u64, u64) {
+        let exchange = self.exchange.as_ref();
+        let bytes = exchange.map_or((0, 0), |exchange| (exchange.received(), exchange.sent()));
+        ((self.since.elapsed().as_secs_f64() * 1e4).round() / 10.0, bytes.0, bytes.1)
+    }
+
+    fn as_text(&self) -> String {
+        let (ms, received, sent) = self.figures();
+        let now = jiff::Timestamp::now();
+        let Line { request_id, method, route, status, .. } = self;
+        let mut line = format!("{now:.3} {request_id} {method} {route} {status} {ms} ms, {received} in, {sent} out");
+        let more = [
+            ("code", self.code.map(str::to_string)),
+            ("key", Some(self.key.clone()).filter(|key| !key.is_empty())),
+            ("job", self.job.clone()),
+            ("peer", self.peer.map(|peer| peer.to_string())),
+            ("trace", self.traceparent.clone()),
+        ];
+        for (name, value) in more {
+            if let Some(value) = value {
+                line.push_str(&format!(" {name}={value}"));
+            }
+        }
+        line
+    }
+
+    fn as_json(&self) -> String {
+        let (ms, received, sent) = self.figures();
+        json!({
+            "time": format!("{:.3}", jiff::Timestamp::now()),
+            "request_id": self.request_id,
+            "method": self.method,
+            "route": self.route,
+            "status": self.status,
+            "code": self.code,
+            "ms": ms,
+            "bytes_in": received,
+            "bytes_out": sent,
+            "key": self.key,
+            "job": self.job,
+            "peer": self.peer.map(|peer| peer.to_string()),
+            "traceparent": self.traceparent,
+        })
+        .to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_of_json_is_one_object() {
+        let line = Line {
+            since: Instant::now(),
+            request_id: "req_1".into(),
+            traceparent: None,
+            method: "GET",
+            route: "/v1/videos/{id}",
+            status: 404,
+            code: Some("video_not_found"),
+            key: "anna".into(),
+            job: None,
+            peer: None,
+            exchange: None,
+            json: true,
+        };
+        let read: serde_json::Value = serde_json::from_str(&line.as_json()).expect("JSON");
+        assert_eq!(
+            (&read["route"], &read["status"], &read["key"]),
+            (&json!("/v1/videos/{id}"), &json!(404), &json!("anna"))
+        );
+        let text = line.as_text();
+        assert!(
+            text.contains(" GET /v1/videos/{id} 404 ") && text.ends_with("code=video_not_found key=anna"),
+            "{text}"
+        );
+    }
+}

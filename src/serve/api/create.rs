@@ -1,0 +1,189 @@
+//! Requests that make videos.
+
+use std::sync::Arc;
+
+use axum::Extension;
+use axum::body::Bytes;
+use axum::extract::{FromRequest, Multipart, Request, State};
+use axum::http::{HeaderMap, HeaderValue, header};
+use axum::response::Response;
+
+use super::errors::internal;
+use super::guard::traceparent;
+use super::videos::{Id, answer};
+use super::{App, BODY_PATIENCE, blocking};
+use crate::serve::body::Exchange;
+use crate::serve::error::ApiError;
+use crate::serve::fields::{Endpoint, Source, source_video};
+use crate::serve::form::Form;
+use crate::serve::id::VideoId;
+use crate::serve::job::{Accepted, Snapshot, State as JobState};
+use crate::serve::jobs::{Caller, Submitted, Ticket};
+use crate::serve::store::Variant;
+
+/// What kind of video is asked for.
+#[derive(Clone, Debug)]
+pub(super) enum Kind {
+    Create,
+    /// Of a finished video.
+    Remix(Arc<Accepted>),
+    Edit,
+    Extend,
+}
+
+pub(super) async fn create(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    submit(&app, caller, request, Kind::Create).await.map(|video| accepted(&video))
+}
+
+pub(super) async fn edit(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    submit(&app, caller, request, Kind::Edit).await.map(|video| accepted(&video))
+}
+
+pub(super) async fn extend(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    submit(&app, caller, request, Kind::Extend).await.map(|video| accepted(&video))
+}
+
+pub(super) async fn remix(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    Id(id): Id,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let source = finished(&app, &caller, &id)?;
+    submit(&app, caller, request, Kind::Remix(source)).await.map(|video| accepted(&video))
+}
+
+/// The answer to a request that was taken.
+fn accepted(snapshot: &Snapshot) -> Response {
+    let mut response = answer(snapshot);
+    if let Ok(place) = HeaderValue::from_str(&format!("/v1/videos/{}", snapshot.accepted.id)) {
+        response.headers_mut().insert(header::LOCATION, place);
+    }
+    response
+}
+
+/// A finished video of the caller's, as it was asked for.
+fn finished(app: &App, caller: &Caller, id: &VideoId) -> Result<Arc<Accepted>, ApiError> {
+    let source = app.jobs.get(caller, id)?;
+    match source.record.state {
+        JobState::Completed => Ok(source.accepted),
+        JobState::Failed => Err(ApiError::new(404, "video_failed", "the video failed: there is nothing to begin with")),
+        _ => Err(ApiError::new(404, "video_not_ready", "the video is not finished yet")),
+    }
+}
+
+/// Takes a request into the queue: places first, then its body, then its fields. What is refused leaves nothing behind.
+pub(super) async fn submit(app: &Arc<App>, caller: Caller, request: Request, kind: Kind) -> Result<Snapshot, ApiError> {
+    let key = idempotency_key(request.headers())?;
+    let trace = traceparent(request.headers());
+    let (jobs, asking) = (Arc::clone(&app.jobs), caller.clone());
+    let ticket = blocking(move || jobs.admit(&asking)).await.inspect_err(|error| app.metrics.refused(error.code))?;
+    let exchange = request.extensions().get::<Arc<Exchange>>().cloned();
+    if let Some(exchange) = &exchange {
+        let limit = app.serve.body_limit.0;
+        exchange.limit(limit);
+        let length = request.headers().get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok());
+        if length.is_some_and(|length| length.parse::<u64>().is_ok_and(|bytes| bytes > limit)) {
+            let message = format!("the body may have {limit} bytes");
+            return Err(ApiError::new(413, "body_too_large", message).should_retry(false));
+        }
+    }
+    let form = {
+        let place = tokio::time::timeout(BODY_PATIENCE, app.bodies.acquire()).await;
+        let _place = place
+            .map_err(|_| ApiError::new(503, "busy", "too many requests are read at once").retry_after(2))?
+            .map_err(internal)?;
+        read(app, request).await.map_err(|error| exchange.and_then(|exchange| exchange.fault()).unwrap_or(error))?
+    };
+    let source = match kind {
+        Kind::Edit | Kind::Extend => source_video(&form)?.map(|id| finished(app, &caller, &id)).transpose()?,
+        _ => None,
+    };
+    let app = Arc::clone(app);
+    let work = move || {
+        let video = source.as_ref().map(|source| app.jobs.folder(&source.id).join(Variant::Video.file()));
+        let source = source.as_ref().zip(video.as_ref()).map(|(accepted, video)| Source { accepted, video });
+        let endpoint = match &kind {
+            Kind::Create => Endpoint::Create,
+            Kind::Remix(source) => Endpoint::Remix(source),
+            Kind::Edit => Endpoint::Edit(source),
+            Kind::Extend => Endpoint::Extend(source),
+        };
+        let mut accepted = app.fields.accept(form, endpoint, &caller)?;
+        accepted.idempotency_key = key;
+        accepted.traceparent = trace;
+        enter(&app, ticket, accepted)
+    };
+    blocking(work).await
+}
+
+fn enter(app: &App, ticket: Ticket, accepted: Accepted) -> Result<Snapshot, ApiError> {
+    if app.serve.log_prompts {
+        tracing::info!("{}: {}", accepted.id, accepted.prompt());
+    }
+    let submitted = app.jobs.submit(ticket, accepted).inspect_err(|error| app.metrics.refused(error.code))?;
+    Ok(match submitted {
+        Submitted::New(snapshot) | Submitted::Again(snapshot) => snapshot,
+    })
+}
+
+/// A key of the client's by which a request that is sent twice is one.
+fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
+    let Some(value) = headers.get("idempotency-key") else { return Ok(None) };
+    let legal = |text: &&str| (1..=128).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_graphic());
+    let key = value.to_str().ok().filter(legal);
+    let why = "Idempotency-Key: 1 to 128 characters of ASCII without spaces";
+    key.map(|key| Some(key.to_string())).ok_or_else(|| ApiError::field("invalid_value", "Idempotency-Key", why))
+}
+
+/// The fields of a body, which is JSON or a form.
+async fn read(app: &App, request: Request) -> Result<Form, ApiError> {
+    let kind = request.headers().get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+    let essence = kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    match essence.as_str() {
+        "application/json" => {
+            let bytes = Bytes::from_request(request, &()).await;
+            let bytes = bytes.map_err(|_| ApiError::new(400, "invalid_json", "the body ended early"))?;
+            // Text of megabytes takes its time.
+            tokio::task::spawn_blocking(move || Form::json(&bytes)).await.map_err(internal)?
+        }
+        "multipart/form-data" => {
+            let form = Multipart::from_request(request, &()).await;
+            let why = "the form has no boundary: send `multipart/form-data; boundary=…`";
+            Form::multipart(form.map_err(|_| ApiError::new(400, "invalid_multipart", why))?, &app.tmp).await
+        }
+        _ => {
+            let why = "send the fields as application/json or multipart/form-data";
+            Err(ApiError::new(415, "unsupported_media_type", why).should_retry(false))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_of_repeated_requests_are_short_and_plain() {
+        let mut headers = HeaderMap::new();
+        assert_eq!(idempotency_key(&headers), Ok(None));
+        headers.insert("idempotency-key", HeaderValue::from_static("a-1"));
+        assert_eq!(idempotency_key(&headers), Ok(Some("a-1".into())));
+        for bad in ["", "a b", &"x".repeat(129)] {
+            headers.insert("idempotency-key", HeaderValue::from_str(bad).expect("a value"));
+            assert_eq!(idempotency_key(&headers).expect_err(bad).param.as_deref(), Some("Idempotency-Key"));
+        }
+    }
+}

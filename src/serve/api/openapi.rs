@@ -1,0 +1,257 @@
+//! The OpenAPI document, from the table of routes.
+
+use std::sync::{Arc, OnceLock};
+
+use axum::Json;
+use axum::extract::State;
+use serde_json::{Map, Value, json};
+
+use super::App;
+use super::routes::{Gives, ROUTES, Route, Takes};
+use crate::serve::fields::table::{FIELDS, Kind};
+
+pub(super) async fn document(State(_app): State<Arc<App>>) -> Json<&'static Value> {
+    static DOCUMENT: OnceLock<Value> = OnceLock::new();
+    Json(DOCUMENT.get_or_init(build))
+}
+
+/// The document.
+fn build() -> Value {
+    let mut paths = Map::new();
+    for route in ROUTES {
+        let item = paths.entry(route.path).or_insert_with(|| json!({}));
+        item[route.method.to_lowercase()] = operation(route);
+    }
+    json!({
+        "openapi": "3.1.0",
+        "info": {
+            "title": "ltx2 serve",
+            "version": env!("CARGO_PKG_VERSION"),
+            "description": "Videos with sound as jobs, in the dialect of OpenAI's /v1/videos.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "servers": [{"url": "/"}],
+        "security": [{"key": []}],
+        "paths": paths,
+        "components": {
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+            "schemas": schemas(),
+        },
+    })
+}
+
+fn operation(route: &Route) -> Value {
+    let mut parameters: Vec<Value> = Vec::new();
+    for part in route.path.split('/').filter_map(|part| part.strip_prefix('{')?.strip_suffix('}')) {
+        parameters.push(json!({"name": part, "in": "path", "required": true, "schema": {"type": "string"}}));
+    }
+    for name in route.query {
+        parameters.push(json!({"name": name, "in": "query", "schema": query_schema(name)}));
+    }
+    let mut operation = json!({
+        "operationId": operation_id(route),
+        "summary": route.summary,
+        "responses": responses(route.gives),
+    });
+    if !parameters.is_empty() {
+        operation["parameters"] = Value::Array(parameters);
+    }
+    if route.takes == Takes::Fields {
+        let schema = json!({"$ref": "#/components/schemas/Create"});
+        operation["requestBody"] = json!({
+            "required": true,
+            "content": {"application/json": {"schema": schema}, "multipart/form-data": {"schema": schema}},
+        });
+    }
+    if matches!(route.path, "/" | "/live" | "/health" | "/ready") {
+        operation["security"] = json!([]);
+    }
+    operation
+}
+
+fn operation_id(route: &Route) -> String {
+    let words = route.path.split(['/', '{', '}', '.', '_']).filter(|word| !word.is_empty());
+    let words: Vec<&str> = std::iter::once(route.method).chain(words).collect();
+    words.join("_").to_lowercase()
+}
+
+fn query_schema(name: &str) -> Value {
+    match name {
+        "limit" => json!({"type": "integer", "minimum": 1, "maximum": 100, "default": 20}),
+        "order" => json!({"type": "string", "enum": ["asc", "desc"], "default": "desc"}),
+        "status" => json!({"type": "string", "enum": ["queued", "in_progress", "completed", "failed"]}),
+        "variant" => {
+            let names = ["video", "thumbnail", "spritesheet", "sidecar", "audio"];
+            json!({"type": "string", "enum": names, "default": "video"})
+        }
+        _ => json!({"type": "string"}),
+    }
+}
+
+fn responses(gives: Gives) -> Value {
+    let reference = |name: &str| json!({"$ref": format!("#/components/schemas/{name}")});
+    let (media, schema) = match gives {
+        Gives::Video => ("application/json", reference("Video")),
+        Gives::Videos => ("application/json", reference("VideoList")),
+        Gives::Deleted => ("application/json", reference("VideoDeleted")),
+        Gives::Queue => ("application/json", reference("Queue")),
+        Gives::Models => ("application/json", reference("ModelList")),
+        Gives::Model => ("application/json", reference("Model")),
+        Gives::Adapters | Gives::Json => ("application/json", json!({"type": "object"})),
+        Gives::Events => ("text/event-stream", json!({"type": "string"})),
+        Gives::Media => ("video/mp4", json!({"type": "string", "format": "binary"})),
+        Gives::Text => ("application/openmetrics-text", json!({"type": "string"})),
+        Gives::Html => ("text/html", json!({"type": "string"})),
+        Gives::Refusal => return json!({"default": error_response()}),
+    };
+    json!({
+        "200": {"description": "As asked.", "content": {media: {"schema": schema}}},
+        "default": error_response(),
+    })
+}
+
+fn error_response() -> Value {
+    json!({
+        "description": "An error: `param` names the field, `code` is for programs.",
+        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
+    })
+}
+
+/// The fields of requests, under each of their names. Numbers are taken as text, too, and structures as text of JSON.
+fn fields() -> Map<String, Value> {
+    let mut all = Map::new();
+    for spec in &FIELDS {
+        let mut schema = field(spec.kind);
+        schema["description"] = spec.description.into();
+        for alias in spec.aliases {
+            all.insert((*alias).into(), json!({"description": format!("Another name of {}.", spec.name)}));
+        }
+        all.insert(spec.name.into(), schema);
+    }
+    all
+}
+
+fn field(kind: Kind) -> Value {
+    let list = |item: Value| json!({"type": ["array", "string"], "items": item});
+    match kind {
+        Kind::Text(most) | Kind::Word(most) => json!({"type": "string", "maxLength": most}),
+        Kind::Integer(least, most) => json!({"type": ["integer", "string"], "minimum": least, "maximum": most}),
+        Kind::Number(least, most) => json!({"type": ["number", "string"], "minimum": least, "maximum": most}),
+        Kind::Flag => json!({"type": ["boolean", "string"]}),
+        Kind::Seed => json!({"type": ["integer", "string"], "minimum": -1, "maximum": u64::MAX}),
+        Kind::Frames => json!({"type": ["integer", "string"]}),
+        Kind::Seconds => json!({"type": ["number", "string"]}),
+        Kind::Size => json!({"type": "string", "examples": ["768x512"]}),
+        Kind::Numbers => list(json!({"type": "number"})),
+        Kind::Integers => list(json!({"type": "integer"})),
+        Kind::Images | Kind::Videos | Kind::Loras => json!({"type": ["array", "object", "string"]}),
+        Kind::Image | Kind::Sound | Kind::Video => json!({"type": ["object", "string", "array"]}),
+        Kind::Metadata | Kind::Retake | Kind::Tree => json!({"type": ["object", "string"]}),
+    }
+}
+
+fn schemas() -> Value {
+    let text = json!({"type": "string"});
+    let maybe = |kind: &str| json!({"type": [kind, "null"]});
+    let list = |name: &str| {
+        json!({
+            "type": "object",
+            "required": ["object", "data"],
+            "properties": {
+                "object": {"const": "list"},
+                "data": {"type": "array", "items": {"$ref": format!("#/components/schemas/{name}")}},
+                "first_id": {"type": ["string", "null"]},
+                "last_id": {"type": ["string", "null"]},
+                "has_more": {"type": "boolean"},
+            },
+        })
+    };
+    json!({
+        "Create": {"type": "object", "properties": fields(), "additionalProperties": false},
+        "Video": {
+            "type": "object",
+            "required": ["id", "object", "model", "status", "progress", "created_at", "seconds", "size"],
+            "properties": {
+                "id": {"type": "string", "pattern": "^video_[0-9a-hjkmnp-tv-z]{26}$"},
+                "object": {"const": "video"},
+                "model": text,
+                "status": {"type": "string", "enum": ["queued", "in_progress", "completed", "failed"]},
+                "progress": {"type": "integer", "minimum": 0, "maximum": 100},
+                "created_at": {"type": "integer"},
+                "started_at": maybe("integer"),
+                "completed_at": maybe("integer"),
+                "expires_at": maybe("integer"),
+                "prompt": maybe("string"),
+                "size": text,
+                "seconds": text,
+                "error": {"oneOf": [{"type": "null"}, {"$ref": "#/components/schemas/Failure"}]},
+                "remixed_from_video_id": maybe("string"),
+                "width": {"type": "integer"},
+                "height": {"type": "integer"},
+                "num_frames": maybe("integer"),
+                "fps": {"type": "number"},
+                "duration_s": maybe("number"),
+                "seed": {"type": "integer"},
+                "pipeline": text,
+                "steps": {"type": "integer"},
+                "phase": maybe("string"),
+                "step": maybe("integer"),
+                "queue_position": maybe("integer"),
+                "eta_s": maybe("number"),
+                "batch": {"type": "integer"},
+                "attempts": {"type": "integer"},
+                "user": maybe("string"),
+                "metadata": {"type": "object"},
+                "warnings": {"type": "array", "items": text},
+                "timings": maybe("object"),
+                "links": {"type": "object"},
+            },
+        },
+        "VideoList": list("Video"),
+        "VideoDeleted": {
+            "type": "object",
+            "properties": {"id": text, "object": {"const": "video.deleted"}, "deleted": {"type": "boolean"}},
+        },
+        "Queue": {
+            "type": "object",
+            "properties": {
+                "object": {"const": "queue"},
+                "running": {"type": "array", "items": text},
+                "queued": {"type": "array", "items": text},
+                "limit": {"type": "integer"},
+                "eta_s": maybe("number"),
+            },
+        },
+        "ModelList": list("Model"),
+        "Model": {
+            "type": "object",
+            "required": ["id", "object", "created", "owned_by"],
+            "properties": {"id": text, "object": {"const": "model"}, "created": {"type": "integer"}, "owned_by": text},
+        },
+        "Failure": {
+            "type": "object",
+            "required": ["message", "code"],
+            "properties": {"message": text, "type": text, "param": maybe("string"), "code": text},
+        },
+        "Error": {"type": "object", "required": ["error"], "properties": {"error": {"$ref": "#/components/schemas/Failure"}}},
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_reference_is_there_and_every_operation_has_a_name_of_its_own() {
+        let document = build();
+        let text = document.to_string();
+        for part in text.split("#/components/schemas/").skip(1) {
+            let name: String = part.chars().take_while(char::is_ascii_alphanumeric).collect();
+            assert!(document["components"]["schemas"].get(&name).is_some(), "{name}");
+        }
+        let mut names: Vec<String> = ROUTES.iter().map(operation_id).collect();
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), ROUTES.len());
+    }
+}

@@ -1,0 +1,87 @@
+//! What is asked of the server itself: whether it lives, is well, takes work; its figures and its release.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde_json::json;
+
+use super::App;
+use crate::serve::health::Condition;
+use crate::serve::metrics::Now;
+
+pub(super) async fn live() -> Response {
+    status(200, "live", None)
+}
+
+pub(super) async fn health(State(app): State<Arc<App>>) -> Response {
+    match ill(&app) {
+        Some((word, reason)) => status(503, word, Some(reason)),
+        None => status(200, "ok", None),
+    }
+}
+
+pub(super) async fn ready(State(app): State<Arc<App>>) -> Response {
+    if app.jobs.is_draining() {
+        return status(503, "draining", Some("the server ends".into()));
+    }
+    match ill(&app) {
+        Some((word, reason)) => status(503, word, Some(reason)),
+        None => status(200, "ready", None),
+    }
+}
+
+/// Why the server cannot make videos now.
+fn ill(app: &App) -> Option<(&'static str, String)> {
+    match app.health.now() {
+        Condition::Starting => Some(("starting", "the model is loaded and its programs are compiled".into())),
+        Condition::Failed(why) => Some(("device_failed", why)),
+        Condition::Ready => {
+            let stage = app.pulse.stuck(app.health.patience())?;
+            Some(("stuck", format!("the device has not moved for long, at {stage:?}")))
+        }
+    }
+}
+
+fn status(code: u16, word: &str, reason: Option<String>) -> Response {
+    let mut body = json!({"status": word});
+    if let Some(reason) = reason {
+        body["reason"] = reason.into();
+    }
+    let code = StatusCode::from_u16(code).unwrap_or(StatusCode::SERVICE_UNAVAILABLE);
+    let mut response = (code, Json(body)).into_response();
+    response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response
+}
+
+/// All figures, in the format that they are read in.
+pub(super) async fn metrics(State(asked): State<Arc<App>>) -> Response {
+    // The size of a folder and of a disk are asked for.
+    let text = tokio::task::spawn_blocking(move || {
+        asked.pulse.settle();
+        asked.metrics.text(Now { connections: asked.connections.count(), usage: asked.store.usage() })
+    });
+    let mut response = text.await.unwrap_or_default().into_response();
+    let kind = HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
+    response.headers_mut().insert(header::CONTENT_TYPE, kind);
+    response
+}
+
+pub(super) async fn version(State(app): State<Arc<App>>) -> Response {
+    let config = &app.loaded.config;
+    let body = json!({
+        "name": "ltx2",
+        "version": env!("CARGO_PKG_VERSION"),
+        "platform": platform(&config.runtime.platform),
+        "model": app.names.first(),
+        "pipeline": config.pipeline.name(),
+    });
+    Json(body).into_response()
+}
+
+/// A platform's name; a plugin's file is of nobody's interest.
+pub(in crate::serve) fn platform(given: &str) -> &str {
+    if given.contains('/') { "plugin" } else { given }
+}

@@ -1,0 +1,271 @@
+//! Who may ask: keys of a file, and the cookies that the page trades them for.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::io::Read;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use sha2::{Digest, Sha256};
+use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
+
+use super::jobs::Caller;
+
+/// Life of a cookie.
+const SESSION: Duration = Duration::from_secs(12 * 3600);
+/// Cookies at once; beyond them the oldest goes.
+const SESSIONS: usize = 1024;
+/// Bytes of a file of keys.
+const FILE_LIMIT: u64 = 1 << 20;
+
+/// SHA-256 of a key or a cookie: what is kept of it.
+type Digest256 = [u8; 32];
+
+struct Key {
+    name: String,
+    sees_all: bool,
+    digest: Digest256,
+}
+
+struct Session {
+    /// Digest of the key that it stands for.
+    key: Digest256,
+    until: Instant,
+}
+
+/// The keys of a server, and its cookies.
+pub struct Keys {
+    file: Option<PathBuf>,
+    /// Of the environment.
+    single: Option<String>,
+    keys: RwLock<Arc<Vec<Key>>>,
+    sessions: Mutex<HashMap<Digest256, Session>>,
+}
+
+impl fmt::Debug for Keys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Keys").field("keys", &self.read().len()).finish_non_exhaustive()
+    }
+}
+
+impl Keys {
+    /// Keys of a file of lines `name:key`, and a single one, named `env`.
+    ///
+    /// # Errors
+    /// A file that others may read, cannot be read, or has a line of another form. No key is in the text.
+    pub fn open(file: Option<&Path>, single: Option<&str>) -> Result<Self, String> {
+        let single = single.filter(|key| !key.is_empty()).map(str::to_string);
+        let keys = read_keys(file, single.as_deref())?;
+        let sessions = Mutex::new(HashMap::new());
+        Ok(Keys { file: file.map(Path::to_path_buf), single, keys: RwLock::new(Arc::new(keys)), sessions })
+    }
+
+    /// Reads the file again. Where it is wrong, the keys stay as they were.
+    ///
+    /// # Errors
+    /// As [`Keys::open`].
+    pub fn reread(&self) -> Result<usize, String> {
+        let keys = read_keys(self.file.as_deref(), self.single.as_deref())?;
+        let count = keys.len();
+        *self.keys.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(keys);
+        Ok(count)
+    }
+
+    /// Whether a key is needed at all.
+    pub fn needed(&self) -> bool {
+        self.file.is_some() || self.single.is_some()
+    }
+
+    /// Number of keys.
+    pub fn count(&self) -> usize {
+        self.read().len()
+    }
+
+    /// Whose key it is. All keys are compared, in a time that does not tell how much of one is right.
+    pub fn of_bearer(&self, presented: &str) -> Option<Caller> {
+        self.of_digest(&digest(presented))
+    }
+
+    /// A new cookie for a key.
+    ///
+    /// # Errors
+    /// No source of random numbers.
+    pub fn begin_session(&self, presented: &str) -> std::io::Result<Option<String>> {
+        let key = digest(presented);
+        if self.of_digest(&key).is_none() {
+            return Ok(None);
+        }
+        let mut random = [0; 32];
+        getrandom::fill(&mut random).map_err(|error| std::io::Error::other(error.to_string()))?;
+        let cookie = hex::encode(random);
+        let now = Instant::now();
+        let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        sessions.retain(|_, session| session.until > now);
+        if sessions.len() >= SESSIONS {
+            let oldest = sessions.iter().min_by_key(|(_, session)| session.until).map(|(digest, _)| *digest);
+            oldest.map(|digest| sessions.remove(&digest));
+        }
+        sessions.insert(digest(&cookie), Session { key, until: now + SESSION });
+        Ok(Some(cookie))
+    }
+
+    /// Whose cookie it is: that of a key that is still there.
+    pub fn of_cookie(&self, presented: &str) -> Option<Caller> {
+        let key = {
+            let sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+            // The map is asked for the digest, whose place an attacker cannot steer by parts of a cookie.
+            let session = sessions.get(&digest(presented))?;
+            (session.until > Instant::now()).then_some(session.key)?
+        };
+        self.of_digest(&key)
+    }
+
+    fn read(&self) -> Arc<Vec<Key>> {
+        Arc::clone(&self.keys.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn of_digest(&self, presented: &Digest256) -> Option<Caller> {
+        let keys = self.read();
+        // Place of the key that fits, from 1; the loop has no early end.
+        let mut place = 0_u64;
+        for (index, key) in (1_u64..).zip(keys.iter()) {
+            let fits: Choice = key.digest.ct_eq(presented);
+            place.conditional_assign(&index, fits);
+        }
+        let key = keys.get(usize::try_from(place).ok()?.checked_sub(1)?)?;
+        Some(Caller { name: key.name.clone(), sees_all: key.sees_all })
+    }
+}
+
+fn digest(text: &str) -> Digest256 {
+    Sha256::digest(text.as_bytes()).into()
+}
+
+fn read_keys(file: Option<&Path>, single: Option<&str>) -> Result<Vec<Key>, String> {
+    let mut keys = match file {
+        Some(file) => parse(&read_private(file)?).map_err(|why| format!("{}: {why}", file.display()))?,
+        None => Vec::new(),
+    };
+    if let Some(key) = single {
+        // One key alone sees everything: there are no others whose videos it could see.
+        keys.push(Key { name: "env".into(), sees_all: keys.is_empty(), digest: digest(key) });
+    }
+    Ok(keys)
+}
+
+fn read_private(file: &Path) -> Result<String, String> {
+    let fault = |error: std::io::Error| format!("{}: cannot be read: {error}", file.display());
+    let mut opened = std::fs::File::open(file).map_err(fault)?;
+    let metadata = opened.metadata().map_err(fault)?;
+    if !metadata.is_file() {
+        return Err(format!("{}: no file", file.display()));
+    }
+    if metadata.mode() & 0o077 != 0 {
+        let mode = metadata.mode() & 0o777;
+        return Err(format!("{}: others may read it (mode {mode:03o}): chmod 600 it", file.display()));
+    }
+    let mut text = String::new();
+    (&mut opened).take(FILE_LIMIT).read_to_string(&mut text).map_err(fault)?;
+    Ok(text)
+}
+
+/// Lines `name:key`; empty ones and those that begin with `#` are skipped.
+fn parse(text: &str) -> Result<Vec<Key>, String> {
+    let mut keys: Vec<Key> = Vec::new();
+    for (number, line) in (1..).zip(text.lines()) {
+        let line = line.trim();
+        if line.is_empty() || line.starts_with('#') {
+            continue;
+        }
+        let (name, key) = line.split_once(':').ok_or_else(|| format!("line {number}: write name:key"))?;
+        let (name, sees_all) = name.trim().strip_suffix('*').map_or((name.trim(), false), |name| (name, true));
+        let legal = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+        if name.is_empty() || name.len() > 64 || !name.chars().all(legal) {
+            return Err(format!("line {number}: a name has 1 to 64 letters, digits, dots, dashes"));
+        }
+        let key = key.trim();
+        if key.len() < 8 {
+            return Err(format!("line {number}: the key of '{name}' has fewer than 8 characters"));
+        }
+        let digest = digest(key);
+        if keys.iter().any(|other| other.name == name || other.digest == digest) {
+            return Err(format!("line {number}: '{name}' or its key is there before"));
+        }
+        keys.push(Key { name: name.into(), sees_all, digest });
+    }
+    if keys.is_empty() { Err("no key in it".into()) } else { Ok(keys) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    fn file(text: &str, mode: u32) -> (tempfile::TempDir, PathBuf) {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("keys");
+        std::fs::write(&path, text).expect("written");
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).expect("mode");
+        (folder, path)
+    }
+
+    #[test]
+    fn a_key_names_its_caller() {
+        let (_folder, path) = file("# team\nanna:secret-one\n\nroot*: secret-two \n", 0o600);
+        let keys = Keys::open(Some(&path), None).expect("keys");
+        assert!(keys.needed());
+        let anna = Caller { name: "anna".into(), sees_all: false };
+        assert_eq!(keys.of_bearer("secret-one"), Some(anna));
+        assert_eq!(keys.of_bearer("secret-two").map(|caller| caller.sees_all), Some(true));
+        for wrong in ["", "secret-on", "secret-one ", "secret-one0", "anna:secret-one"] {
+            assert_eq!(keys.of_bearer(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_others_may_read_is_refused_and_no_key_is_shown() {
+        for mode in [0o640, 0o604, 0o644] {
+            let (_folder, path) = file("anna:secret-one", mode);
+            let error = Keys::open(Some(&path), None).expect_err("refused");
+            assert!(error.contains("chmod 600") && !error.contains("secret"), "{error}");
+        }
+        for bad in ["secret-without-name", "anna:short", "a b:secret-one", ":secret-one", "", "a:secret-1\nb:secret-1"]
+        {
+            let (_folder, path) = file(bad, 0o600);
+            let error = Keys::open(Some(&path), None).expect_err(bad);
+            assert!(!error.contains("secret"), "{error}");
+        }
+    }
+
+    #[test]
+    fn keys_change_when_the_file_is_read_again_and_stay_where_it_is_wrong() {
+        let (_folder, path) = file("anna:secret-one", 0o600);
+        let keys = Keys::open(Some(&path), None).expect("keys");
+        let cookie = keys.begin_session("secret-one").expect("random").expect("a cookie");
+        assert_eq!(keys.begin_session("secret-two").expect("random"), None);
+        assert_eq!(keys.of_cookie(&cookie).map(|caller| caller.name), Some("anna".into()));
+        std::fs::write(&path, "nonsense").expect("written");
+        assert!(keys.reread().is_err());
+        assert!(keys.of_bearer("secret-one").is_some());
+        std::fs::write(&path, "bert:secret-two").expect("written");
+        assert_eq!(keys.reread(), Ok(1));
+        assert_eq!(keys.of_bearer("secret-one"), None);
+        assert_eq!(keys.of_cookie(&cookie), None, "a cookie goes with its key");
+        assert!(keys.of_bearer("secret-two").is_some());
+    }
+
+    #[test]
+    fn cookies_are_bounded() {
+        let keys = Keys::open(None, Some("secret-one")).expect("keys");
+        let first = keys.begin_session("secret-one").expect("random").expect("a cookie");
+        for _ in 0..SESSIONS {
+            keys.begin_session("secret-one").expect("random").expect("a cookie");
+        }
+        assert_eq!(keys.sessions.lock().expect("whole").len(), SESSIONS);
+        assert_eq!(keys.of_cookie(&first), None);
+        assert_eq!(keys.of_cookie("secret-one"), None);
+    }
+}

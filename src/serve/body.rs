@@ -1,0 +1,237 @@
+//! Bodies on their way: a request's, with limits of size and time, and an answer's, counted.
+
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use axum::response::Response;
+use hyper::body::{Body as _, Frame, Incoming, SizeHint};
+use tokio::time::{Instant, Sleep};
+
+use super::access::Line;
+use super::error::ApiError;
+use super::listen::{Connection, Limits};
+
+/// How long what nobody wants of a body is read, before the connection is closed.
+const DRAIN: Duration = Duration::from_secs(5);
+/// Bytes of it.
+const DRAIN_BYTES: u64 = 64 << 20;
+
+/// Why a body ended early.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Cut {
+    /// It took too long, or came too slowly.
+    Slow,
+    /// It is longer than it may be.
+    Long,
+}
+
+/// A request's body, as its handlers and its connection share it.
+#[derive(Debug)]
+pub(super) struct Exchange {
+    /// Left here by the handler that did not read to the end.
+    left: Mutex<Option<Incoming>>,
+    cut: Mutex<Option<Cut>>,
+    begun: AtomicBool,
+    limit: AtomicU64,
+    received: AtomicU64,
+    sent: AtomicU64,
+}
+
+impl Exchange {
+    /// Bytes that came.
+    pub(super) fn received(&self) -> u64 {
+        self.received.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of the answer's body that were taken to be sent.
+    pub(super) fn sent(&self) -> u64 {
+        self.sent.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that the body may have.
+    pub(super) fn limit(&self, bytes: u64) {
+        self.limit.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Whether anyone has asked for the body.
+    pub(super) fn begun(&self) -> bool {
+        self.begun.load(Ordering::Relaxed)
+    }
+
+    /// What the client is to be told if reading its body failed, where the body itself was at fault.
+    pub(super) fn fault(&self) -> Option<ApiError> {
+        let cut = *self.cut.lock().unwrap_or_else(PoisonError::into_inner);
+        cut.map(|cut| match cut {
+            Cut::Slow => ApiError::new(408, "request_timeout", "the body of the request came too slowly"),
+            Cut::Long => {
+                let limit = self.limit.load(Ordering::Relaxed);
+                ApiError::new(413, "body_too_large", format!("the body may have {limit} bytes")).should_retry(false)
+            }
+        })
+    }
+}
+
+/// A request's body with its limits.
+pub(super) struct Asked {
+    inner: Option<Incoming>,
+    exchange: Arc<Exchange>,
+    limits: Limits,
+    /// Ends of the whole time and of the window, and the bytes that had come when the window began.
+    timer: Option<(Instant, Pin<Box<Sleep>>, u64)>,
+}
+
+impl Asked {
+    pub(super) fn new(inner: Incoming, limits: Limits) -> (Self, Arc<Exchange>) {
+        let exchange = Arc::new(Exchange {
+            left: Mutex::default(),
+            cut: Mutex::default(),
+            begun: AtomicBool::new(false),
+            limit: AtomicU64::new(u64::MAX),
+            received: AtomicU64::new(0),
+            sent: AtomicU64::new(0),
+        });
+        (Asked { inner: Some(inner), exchange: Arc::clone(&exchange), limits, timer: None }, exchange)
+    }
+
+    fn cut(&mut self, cut: Cut) -> io::Error {
+        *self.exchange.cut.lock().unwrap_or_else(PoisonError::into_inner) = Some(cut);
+        match cut {
+            Cut::Slow => io::ErrorKind::TimedOut.into(),
+            Cut::Long => io::Error::other("the body is too long"),
+        }
+    }
+
+    /// Whether the time is up, or too little came in this window.
+    fn poll_patience(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        let limits = self.limits;
+        let now = Instant::now();
+        let received = self.exchange.received();
+        let (end, window, before) = self
+            .timer
+            .get_or_insert_with(|| (now + limits.body, Box::pin(tokio::time::sleep(limits.body_window)), received));
+        loop {
+            ready!(window.as_mut().poll(context));
+            let wanted = (limits.body_rate as f64 * limits.body_window.as_secs_f64()) as u64;
+            if Instant::now() >= *end || received - *before < wanted {
+                return Poll::Ready(());
+            }
+            *before = received;
+            window.as_mut().reset((Instant::now() + limits.body_window).min(*end));
+        }
+    }
+}
+
+impl hyper::body::Body for Asked {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        self.exchange.begun.store(true, Ordering::Relaxed);
+        let Some(inner) = self.inner.as_mut() else { return Poll::Ready(None) };
+        match Pin::new(inner).poll_frame(cx) {
+            Poll::Ready(Some(Ok(frame))) => {
+                let bytes = frame.data_ref().map_or(0, Bytes::len) as u64;
+                let all = self.exchange.received.fetch_add(bytes, Ordering::Relaxed) + bytes;
+                if all > self.exchange.limit.load(Ordering::Relaxed) {
+                    return Poll::Ready(Some(Err(self.cut(Cut::Long))));
+                }
+                Poll::Ready(Some(Ok(frame)))
+            }
+            Poll::Ready(Some(Err(error))) => Poll::Ready(Some(Err(io::Error::other(error)))),
+            Poll::Ready(None) => Poll::Ready(None),
+            Poll::Pending => {
+                ready!(self.poll_patience(cx));
+                Poll::Ready(Some(Err(self.cut(Cut::Slow))))
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.as_ref().is_none_or(hyper::body::Body::is_end_stream)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.as_ref().map(hyper::body::Body::size_hint).unwrap_or_default()
+    }
+}
+
+impl Drop for Asked {
+    fn drop(&mut self) {
+        let left = self.inner.take().filter(|inner| !inner.is_end_stream());
+        *self.exchange.left.lock().unwrap_or_else(PoisonError::into_inner) = left;
+    }
+}
+
+/// Reads what was left of a body, within bounds.
+pub(super) async fn drain(exchange: &Exchange) {
+    let left = exchange.left.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let slow = *exchange.cut.lock().unwrap_or_else(PoisonError::into_inner) == Some(Cut::Slow);
+    let Some(mut body) = left.filter(|_| !slow) else { return };
+    let mut bytes = 0;
+    let all = async {
+        while bytes < DRAIN_BYTES {
+            let frame = std::future::poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await;
+            let Some(Ok(frame)) = frame else { break };
+            bytes += frame.data_ref().map_or(0, Bytes::len) as u64;
+        }
+    };
+    // A client that takes longer loses the answer.
+    let _ = tokio::time::timeout(DRAIN, all).await;
+}
+
+/// An answer's body; its end leaves the connection idle.
+pub(super) struct Answer {
+    inner: Body,
+    connection: Arc<Connection>,
+    exchange: Arc<Exchange>,
+    /// Written with the body's end.
+    line: Option<Arc<Line>>,
+}
+
+impl Answer {
+    pub(super) fn of(
+        response: Response,
+        connection: Arc<Connection>,
+        exchange: Arc<Exchange>,
+    ) -> hyper::Response<Answer> {
+        let line = response.extensions().get::<Arc<Line>>().cloned();
+        response.map(|inner| Answer { inner, connection, exchange, line })
+    }
+}
+
+impl hyper::body::Body for Answer {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let polled = ready!(Pin::new(&mut self.inner).poll_frame(cx));
+        if let Some(Ok(frame)) = &polled {
+            let bytes = frame.data_ref().map_or(0, Bytes::len) as u64;
+            self.exchange.sent.fetch_add(bytes, Ordering::Relaxed);
+        }
+        Poll::Ready(polled)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}
+
+impl Drop for Answer {
+    fn drop(&mut self) {
+        self.connection.answered();
+        if let Some(line) = &self.line {
+            line.write();
+        }
+    }
+}

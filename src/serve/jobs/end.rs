@@ -1,0 +1,211 @@
+//! Ends of jobs: finished, failed, cancelled, deleted.
+
+use std::io;
+use std::sync::atomic::Ordering;
+
+use super::index::{At, Entry, Index};
+use super::{Caller, Jobs, missing, no_room};
+use crate::serve::error::{ApiError, Failure};
+use crate::serve::id::VideoId;
+use crate::serve::job::{Produced, Record, Snapshot, State};
+use crate::serve::store::is_full;
+
+/// Expiry of a job that was deleted while it ran: at the next start it goes before anyone sees it.
+pub(super) const DELETED: u64 = 0;
+
+impl Jobs {
+    /// Cancels a job; a finished one is as it was. The snapshot says that it has failed; where it runs, its device hears of it at
+    /// its next moment.
+    ///
+    /// # Errors
+    /// `video_not_found`; a state that cannot be written.
+    pub fn cancel(&self, caller: &Caller, id: &VideoId) -> Result<Snapshot, ApiError> {
+        let index = self.lock();
+        if index.seen(caller, id).is_none() {
+            return Err(missing(&index, caller, id));
+        }
+        let (mut index, is_there) = self.claim(index, id);
+        if !is_there {
+            return Err(missing(&index, caller, id));
+        }
+        let Some(entry) = index.jobs.get(id) else { return Err(ApiError::video_not_found()) };
+        if entry.record.state.is_terminal() || entry.is_hidden {
+            let snapshot = index.snapshot(entry);
+            self.settle(&mut index, id, None);
+            return Ok(snapshot);
+        }
+        let record = self.failed_record(&entry.record, Failure::new("cancelled", "the video was cancelled"));
+        drop(index);
+        let written = self.write(id, &record);
+        let mut index = self.lock();
+        if written.is_ok() {
+            self.leave(&mut index, id);
+        }
+        self.settle(&mut index, id, written.is_ok().then_some(record));
+        let snapshot = index.jobs.get(id).map(|entry| index.snapshot(entry));
+        drop(index);
+        match written {
+            Ok(()) => snapshot.ok_or_else(ApiError::video_not_found),
+            Err(error) => Err(unwritten(id, &error)),
+        }
+    }
+
+    /// Cancels and removes a job.
+    ///
+    /// # Errors
+    /// `video_not_found`; files that cannot be moved.
+    pub fn delete(&self, caller: &Caller, id: &VideoId) -> Result<(), ApiError> {
+        let index = self.lock();
+        if index.seen(caller, id).is_none() {
+            return Err(missing(&index, caller, id));
+        }
+        let (mut index, is_there) = self.claim(index, id);
+        let Some(entry) = index.jobs.get(id).filter(|entry| is_there && !entry.is_hidden) else {
+            self.settle(&mut index, id, None);
+            return Err(ApiError::video_not_found());
+        };
+        let (at, before) = (entry.at.clone(), entry.record.clone());
+        drop(index);
+        if matches!(at, At::Run(_)) {
+            // Its folder may be written to: it goes when the run is over.
+            let failure = Failure::new("cancelled", "the video was deleted");
+            let record = Record { expires_at: Some(DELETED), ..self.failed_record(&before, failure) };
+            let written = self.write(id, &record);
+            let mut index = self.lock();
+            if written.is_ok() {
+                self.leave(&mut index, id);
+                if let Some(entry) = index.jobs.get_mut(id) {
+                    entry.is_hidden = true;
+                    // Streams of it end.
+                    entry.sender = None;
+                }
+            }
+            self.settle(&mut index, id, written.is_ok().then_some(record));
+            return written.map_err(|error| unwritten(id, &error));
+        }
+        let removed = self.store.remove(id);
+        let mut index = self.lock();
+        match removed {
+            Ok(()) => {
+                self.leave(&mut index, id);
+                self.settle(&mut index, id, None);
+                index.forget(id);
+                Ok(())
+            }
+            Err(error) => {
+                self.settle(&mut index, id, None);
+                Err(unwritten(id, &error))
+            }
+        }
+    }
+
+    /// Nobody wants a job any more: it waits no longer, and its device is told.
+    fn leave(&self, index: &mut Index, id: &VideoId) {
+        let Some(entry) = index.jobs.get(id) else { return };
+        entry.cancelled.store(true, Ordering::Release);
+        if let At::Queue(place) = entry.at.clone() {
+            index.waiting.remove(&place);
+            index.tell_waiting();
+        }
+        // It may have been all that the device's thread saw.
+        self.work.notify_all();
+    }
+
+    /// The record of a job that fails now.
+    fn failed_record(&self, before: &Record, failure: Failure) -> Record {
+        Record { state: State::Failed, failure: Some(failure), ..self.ended_record(before) }
+    }
+
+    fn ended_record(&self, before: &Record) -> Record {
+        let now = self.now();
+        let expires = now.saturating_add(self.settings.keep.0 as u64);
+        Record { completed_at: Some(now), expires_at: Some(expires), ..before.clone() }
+    }
+
+    /// A job's files are there.
+    ///
+    /// # Errors
+    /// A state that cannot be written.
+    pub fn completed(&self, id: &VideoId, produced: Produced) -> io::Result<()> {
+        let end = |before: &Record| Record {
+            state: State::Completed,
+            produced: Some(produced.clone()),
+            ..self.ended_record(before)
+        };
+        self.end(id, end, false)
+    }
+
+    /// A job failed.
+    pub fn failed(&self, id: &VideoId, failure: Failure) {
+        tracing::warn!(%id, code = failure.code, "the job failed: {}", failure.message);
+        let end = |before: &Record| self.failed_record(before, failure.clone());
+        if let Err(error) = self.end(id, end, true) {
+            tracing::error!(%id, "its state cannot be kept, and the next start finds it as it was: {error}");
+        }
+    }
+
+    /// Ends a job that runs; one that was cancelled meanwhile stays so. With `whatever` it has ended for this process even where the
+    /// disk takes no state any more.
+    fn end(&self, id: &VideoId, end: impl Fn(&Record) -> Record, whatever: bool) -> io::Result<()> {
+        let (mut index, is_there) = self.claim(self.lock(), id);
+        let Some(entry) = index.jobs.get(id).filter(|_| is_there) else { return Ok(()) };
+        if entry.record.state.is_terminal() {
+            self.settle(&mut index, id, None);
+            return Ok(());
+        }
+        let record = end(&entry.record);
+        drop(index);
+        let written = self.write(id, &record);
+        let mut index = self.lock();
+        let is_over = written.is_ok() || whatever;
+        if let Some(Entry { at: At::Run(run), .. }) = index.jobs.get(id).filter(|_| record.state == State::Completed) {
+            let run = *run;
+            let Index { runs, profiles, .. } = &mut *index;
+            runs.get_mut(&run).into_iter().for_each(|run| run.track.end_stage(profiles));
+        }
+        self.settle(&mut index, id, is_over.then_some(record));
+        written
+    }
+
+    /// Ends a run that neither the device nor the finisher has anything of any more: what only it needed goes.
+    pub(super) fn close(&self, number: u64) {
+        let mut index = self.lock();
+        let is_over = index.runs.get(&number).is_some_and(|run| {
+            let ended = |id: &VideoId| index.jobs.get(id).is_none_or(|entry| entry.record.state.is_terminal());
+            run.is_made && run.writing == 0 && run.members.iter().all(ended)
+        });
+        if !is_over {
+            return;
+        }
+        let members = index.runs.remove(&number).map(|run| run.members).unwrap_or_default();
+        drop(index);
+        for id in &members {
+            let (mut index, is_there) = self.claim(self.lock(), id);
+            let is_completed = index.jobs.get(id).is_some_and(|entry| entry.record.state == State::Completed);
+            let is_hidden = index.jobs.get_mut(id).filter(|_| is_there).is_some_and(|entry| {
+                entry.at = At::Over;
+                entry.is_hidden
+            });
+            drop(index);
+            self.store.forget_run(id, is_completed);
+            if is_hidden && let Err(error) = self.store.remove(id) {
+                tracing::error!(%id, "its files stay until the next start: {error}");
+            }
+            let mut index = self.lock();
+            if is_there {
+                self.settle(&mut index, id, None);
+            }
+            if is_hidden {
+                index.forget(id);
+            }
+        }
+    }
+}
+
+fn unwritten(id: &VideoId, error: &io::Error) -> ApiError {
+    tracing::error!(%id, "its state cannot be written: {error}");
+    match is_full(error) {
+        true => no_room(),
+        false => ApiError::new(500, "internal", "the job's state could not be kept"),
+    }
+}

@@ -1,0 +1,213 @@
+//! How far a run is, by what stages of its shape took before.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::serve::device::Moment;
+use crate::serve::job::{Progress, Stage};
+
+/// Shapes of which times are known; more would be a leak.
+const SHAPES: usize = 256;
+/// Weight of the latest run in a mean.
+const LATEST: f64 = 0.3;
+/// What the stages of a run take of it, where nothing is known of its shape.
+const SHARES: [(Stage, f64); 5] = [
+    (Stage::TextEncoder, 0.04),
+    (Stage::Denoise, 0.70),
+    (Stage::VideoDecoder, 0.12),
+    (Stage::AudioDecoder, 0.02),
+    (Stage::Encoding, 0.12),
+];
+
+/// What a stage takes.
+#[derive(Clone, Copy, Debug)]
+struct Cost {
+    /// Seconds of a step; of a stage without steps, of all of it.
+    step: f64,
+    steps: usize,
+}
+
+impl Cost {
+    fn seconds(self) -> f64 {
+        self.step * self.steps.max(1) as f64
+    }
+}
+
+/// Mean times of the stages of shapes.
+#[derive(Debug, Default)]
+pub(super) struct Profiles(HashMap<Arc<str>, Vec<(Stage, Cost)>>);
+
+impl Profiles {
+    fn learn(&mut self, shape: &Arc<str>, stage: Stage, cost: Cost) {
+        if self.0.len() >= SHAPES && !self.0.contains_key(shape) {
+            self.0.clear();
+        }
+        let stages = self.0.entry(Arc::clone(shape)).or_default();
+        match stages.iter_mut().find(|(known, _)| *known == stage) {
+            Some((_, known)) => {
+                known.step += LATEST * (cost.step - known.step);
+                known.steps = cost.steps;
+            }
+            None => stages.push((stage, cost)),
+        }
+    }
+}
+
+/// Whether a stage is part of every run of a shape; the others are of its first one.
+fn recurs(stage: Stage) -> bool {
+    !matches!(stage, Stage::Queued | Stage::WaitingForDisk | Stage::Compiling | Stage::Loading)
+}
+
+/// How far one order is.
+#[derive(Debug)]
+pub(super) struct Track {
+    shape: Arc<str>,
+    begun: Instant,
+    stage: Stage,
+    /// When the stage began, and the step that it began with: a run that goes on has some behind it.
+    since: Instant,
+    first: usize,
+    step: usize,
+    steps: usize,
+    over: Vec<Stage>,
+    best: u8,
+}
+
+impl Track {
+    pub(super) fn new(shape: Arc<str>) -> Self {
+        let now = Instant::now();
+        Track {
+            shape,
+            begun: now,
+            stage: Stage::Loading,
+            since: now,
+            first: 0,
+            step: 0,
+            steps: 0,
+            over: Vec::new(),
+            best: 0,
+        }
+    }
+
+    /// The stage that it is at is over.
+    pub(super) fn end_stage(&mut self, profiles: &mut Profiles) {
+        let seconds = self.since.elapsed().as_secs_f64();
+        let made = self.steps.saturating_sub(self.first);
+        if recurs(self.stage) && (self.steps <= 1 || made > 0) {
+            let cost = Cost { step: seconds / made.max(1) as f64, steps: self.steps.max(1) };
+            profiles.learn(&self.shape, self.stage, cost);
+        }
+        self.over.push(self.stage);
+    }
+
+    /// It is at a moment now.
+    pub(super) fn at(&mut self, moment: Moment, profiles: &mut Profiles) -> Progress {
+        if moment.stage != self.stage {
+            self.end_stage(profiles);
+            self.stage = moment.stage;
+            self.since = Instant::now();
+            self.first = moment.step;
+        }
+        self.step = moment.step;
+        self.steps = moment.steps;
+        self.progress(profiles)
+    }
+
+    /// How far it is now.
+    pub(super) fn progress(&mut self, profiles: &Profiles) -> Progress {
+        let (share, left) = self.share(profiles);
+        // 100 is said once the files are there; nor does it go back.
+        self.best = self.best.max((share * 100.0).clamp(0.0, 99.0) as u8);
+        let Track { stage, step, steps, best, .. } = *self;
+        Progress { stage, step, steps, percent: best, eta_s: left }
+    }
+
+    /// The part of its time that is behind it, and the seconds that are left.
+    fn share(&self, profiles: &Profiles) -> (f64, Option<f64>) {
+        let known =
+            profiles.0.get(&self.shape).filter(|stages| stages.iter().any(|(stage, _)| *stage == Stage::Encoding));
+        let costs: Vec<(Stage, f64)> = match known {
+            // Steps are the request's own.
+            Some(stages) => stages
+                .iter()
+                .map(|(stage, cost)| match *stage == self.stage && self.steps > 0 {
+                    true => (*stage, Cost { steps: self.steps, ..*cost }.seconds()),
+                    false => (*stage, cost.seconds()),
+                })
+                .collect(),
+            None => SHARES.to_vec(),
+        };
+        let all: f64 = costs.iter().map(|(_, seconds)| seconds).sum();
+        let here = costs.iter().find(|(stage, _)| *stage == self.stage).map_or(0.0, |(_, seconds)| *seconds);
+        let over = costs.iter().filter(|(stage, _)| *stage != self.stage && self.over.contains(stage));
+        let over: f64 = over.map(|(_, seconds)| seconds).sum();
+        let elapsed = self.since.elapsed().as_secs_f64();
+        // Within a stage steps tell most; one without them is told by its time.
+        let part = match self.steps {
+            0 | 1 if known.is_some() && here > 0.0 => (elapsed / here).min(1.0),
+            0 | 1 => 0.0,
+            steps => (self.step as f64 / steps as f64).min(1.0),
+        };
+        let share = if all > 0.0 { (over + here * part) / all } else { 0.0 };
+        let left = match known {
+            Some(_) => Some((all - over - here * part).max(0.0)),
+            None if share > 0.05 => Some(self.begun.elapsed().as_secs_f64() * (1.0 - share) / share),
+            None => None,
+        };
+        (share, left)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    const STAGES: [(Stage, usize); 4] =
+        [(Stage::TextEncoder, 0), (Stage::Denoise, 8), (Stage::VideoDecoder, 0), (Stage::Encoding, 0)];
+
+    fn run(profiles: &mut Profiles, from: usize) -> Vec<Progress> {
+        let mut track = Track::new(Arc::from("s"));
+        let mut seen = Vec::new();
+        for (stage, steps) in STAGES {
+            for step in if stage == Stage::Denoise { from } else { 0 }..=steps {
+                seen.push(track.at(Moment { stage, step, steps }, profiles));
+                std::thread::sleep(Duration::from_millis(2));
+            }
+        }
+        track.end_stage(profiles);
+        seen
+    }
+
+    #[test]
+    fn progress_grows_and_ends_at_99_at_most() {
+        let mut profiles = Profiles::default();
+        for from in [0, 0, 5] {
+            let seen = run(&mut profiles, from);
+            assert!(seen.windows(2).all(|pair| pair[0].percent <= pair[1].percent), "{seen:?}");
+            assert!(seen.iter().all(|progress| progress.percent <= 99));
+            assert!(seen.last().is_some_and(|last| last.percent >= 70), "{seen:?}");
+        }
+    }
+
+    #[test]
+    fn the_time_left_is_that_of_the_shape_before() {
+        let mut profiles = Profiles::default();
+        assert_eq!(run(&mut profiles, 0)[0].eta_s, None);
+        let left: Vec<f64> = run(&mut profiles, 0).iter().map(|progress| progress.eta_s.expect("known")).collect();
+        // About 24 ms, of which sleep makes more on a busy machine.
+        assert!((0.015..1.0).contains(&left[0]), "{left:?}");
+        assert!(left.last().is_some_and(|last| *last < left[0]), "{left:?}");
+    }
+
+    #[test]
+    fn the_known_shapes_are_bounded() {
+        let mut profiles = Profiles::default();
+        for n in 0..3 * SHAPES {
+            profiles.learn(&Arc::from(format!("{n}")), Stage::Denoise, Cost { step: 1.0, steps: 1 });
+            assert!(profiles.0.len() <= SHAPES);
+        }
+    }
+}

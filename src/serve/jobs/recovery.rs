@@ -1,0 +1,132 @@
+//! Jobs as a server finds them at its start.
+
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+use super::end::DELETED;
+use super::index::{At, Entry, Index, Named};
+use super::submit::{NAMED, enqueue, key_of};
+use super::{Jobs, Pace};
+use crate::config::Serve;
+use crate::serve::error::Failure;
+use crate::serve::id::VideoId;
+use crate::serve::job::{Record, State};
+use crate::serve::store::{JobStore, Stored};
+
+/// Starts that find a job running before it is given up.
+const CRASHES: u32 = 2;
+
+impl Jobs {
+    /// The jobs that a store holds: those that waited wait again, those that ran wait before them.
+    ///
+    /// # Errors
+    /// A store that cannot be read.
+    pub fn open(store: Arc<dyn JobStore>, settings: Serve) -> std::io::Result<Arc<Jobs>> {
+        Jobs::open_at(store, settings, Pace::default())
+    }
+
+    /// The same at another pace.
+    ///
+    /// # Errors
+    /// As [`Jobs::open`].
+    pub fn open_at(store: Arc<dyn JobStore>, settings: Serve, pace: Pace) -> std::io::Result<Arc<Jobs>> {
+        let all = store.load_all()?;
+        let jobs = Jobs {
+            store,
+            settings,
+            pace,
+            index: Mutex::new(Index::default()),
+            settled: Condvar::new(),
+            work: Condvar::new(),
+            version: tokio::sync::watch::channel(0).0,
+            is_draining: false.into(),
+            has_failed: false.into(),
+            sweeps: (Mutex::new(false), Condvar::new()),
+        };
+        let mut index = Index::default();
+        for stored in all {
+            jobs.recover(&mut index, stored);
+        }
+        *jobs.lock() = index;
+        jobs.sweep();
+        Ok(Arc::new(jobs))
+    }
+
+    /// The last id of all jobs.
+    pub fn last_id(&self) -> Option<VideoId> {
+        self.lock().jobs.keys().next_back().cloned()
+    }
+
+    fn recover(&self, index: &mut Index, stored: Stored) {
+        let Stored { accepted, record, order, has_steps, produced } = stored;
+        let id = accepted.id.clone();
+        if record.expires_at == Some(DELETED) {
+            if let Err(error) = self.store.remove(&id) {
+                tracing::error!(%id, "a deleted job stays: {error}");
+            }
+            return;
+        }
+        if let Some(key) = key_of(&accepted) {
+            let age = Duration::from_secs(self.now().saturating_sub(accepted.created_at));
+            if let Some(left) = NAMED.checked_sub(age) {
+                let body_sha256 = accepted.body_sha256.clone();
+                let until = Instant::now() + left;
+                index.named.insert(key, Named { id: id.clone(), body_sha256, until, is_kept: true });
+            }
+        }
+        if record.state.is_terminal() && (has_steps || !order.is_empty()) {
+            self.store.forget_run(&id, record.state == State::Completed);
+        }
+        let batch = match order.contains(&id) {
+            true => Arc::new(order),
+            false => Arc::new(vec![id.clone()]),
+        };
+        match record.state {
+            State::Queued => {
+                let batch = (has_steps || batch.len() > 1).then_some(batch);
+                enqueue(index, accepted, record, batch);
+            }
+            State::Completed | State::Failed => {
+                let entry = self.over(Entry::new(accepted, record, At::Over));
+                index.jobs.insert(id, entry);
+            }
+            State::InProgress => {
+                let now = self.now();
+                let ended = Record {
+                    completed_at: Some(now),
+                    expires_at: Some(now.saturating_add(self.settings.keep.0 as u64)),
+                    ..record.clone()
+                };
+                let found = if produced.is_some() {
+                    Record { state: State::Completed, produced, ..ended }
+                } else if record.attempts >= CRASHES {
+                    let message = "the server ended twice while the video was made";
+                    Record { state: State::Failed, failure: Some(Failure::new("crashed", message)), ..ended }
+                } else {
+                    Record { state: State::Queued, ..record }
+                };
+                tracing::info!(%id, "found running; now {}", found.state.name());
+                if let Err(error) = self.write(&id, &found) {
+                    tracing::error!(%id, "its state cannot be kept, and the next start finds it as it was: {error}");
+                }
+                if found.state == State::Queued {
+                    enqueue(index, accepted, found, Some(batch));
+                } else {
+                    self.store.forget_run(&id, found.state == State::Completed);
+                    let entry = self.over(Entry::new(accepted, found, At::Over));
+                    index.jobs.insert(id, entry);
+                }
+            }
+        }
+    }
+
+    /// A job that is over, with the time that it has left. A clock that was set back meanwhile gives none longer.
+    fn over(&self, entry: Entry) -> Entry {
+        let now = self.now();
+        let left = entry.record.expires_at.map_or(0, |at| at.saturating_sub(now));
+        let left = Duration::from_secs(left).min(self.settings.keep.duration());
+        let age = Duration::from_secs(now.saturating_sub(entry.record.completed_at.unwrap_or(now)));
+        let instant = Instant::now();
+        Entry { ended: instant.checked_sub(age).or(Some(instant)), deadline: instant.checked_add(left), ..entry }
+    }
+}

@@ -1,0 +1,303 @@
+//! Jobs on the device.
+
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::Jobs;
+use super::index::{At, Index, Place, Run};
+use super::progress::Track;
+use crate::config::Drain;
+use crate::serve::device::{Moment, Order, Stop};
+use crate::serve::id::VideoId;
+use crate::serve::job::{Accepted, Record, Stage, State};
+use crate::serve::schedule::{self, Candidate};
+use crate::serve::store::STEPS;
+
+/// How often a full disk is looked at again.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+
+/// An order for the device, with what its watch asks of.
+pub struct Running {
+    pub order: Order,
+    /// Set when nobody wants a row's video any more.
+    pub cancelled: Vec<Arc<AtomicBool>>,
+    /// Shapes whose programs go before it runs.
+    pub evict: Vec<String>,
+    number: u64,
+}
+
+impl Running {
+    /// Whether nobody wants any of its videos.
+    pub fn is_unwanted(&self) -> bool {
+        self.cancelled.iter().all(|cancelled| cancelled.load(Ordering::Acquire))
+    }
+
+    /// Its jobs one by one, each from its start.
+    pub fn alone(&self) -> Vec<Running> {
+        let one = |(job, cancelled): (&Arc<Accepted>, &Arc<AtomicBool>)| Running {
+            order: Order { jobs: vec![Arc::clone(job)], steps: None, resume: false },
+            cancelled: vec![Arc::clone(cancelled)],
+            evict: Vec::new(),
+            number: self.number,
+        };
+        self.order.jobs.iter().zip(&self.cancelled).map(one).collect()
+    }
+
+    fn ids(&self) -> impl Iterator<Item = &VideoId> {
+        self.order.jobs.iter().map(|job| &job.id)
+    }
+}
+
+/// Jobs that are to begin together.
+struct Picked {
+    members: Vec<VideoId>,
+    places: Vec<Place>,
+    records: Vec<Record>,
+    resume: bool,
+}
+
+/// For the threads of device and finisher.
+impl Jobs {
+    /// The next order; waits for one. Nothing once the server drains or the device has failed.
+    pub fn next(&self) -> Option<Running> {
+        let mut index = self.lock();
+        loop {
+            if self.is_draining() || index.failed.is_some() {
+                return None;
+            }
+            let waits = !index.waiting.is_empty();
+            if waits && !self.room_for(&mut index) {
+                index = self.work.wait_timeout(index, LOOK_AGAIN).unwrap_or_else(PoisonError::into_inner).0;
+                continue;
+            }
+            let Some(picked) = self.pick(&mut index) else {
+                index = self.work.wait(index).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            drop(index);
+            let begun = self.begin(&picked);
+            index = self.lock();
+            match begun {
+                Ok(records) => return Some(self.start(index, &picked, records)),
+                Err(error) => {
+                    tracing::error!("no job begins: {error}");
+                    self.put_back(&mut index, &picked);
+                    index = self.work.wait_timeout(index, LOOK_AGAIN).unwrap_or_else(PoisonError::into_inner).0;
+                }
+            }
+        }
+    }
+
+    /// Whether the disk has room for another video; those that watch waiting jobs are told when that changes.
+    fn room_for(&self, index: &mut MutexGuard<'_, Index>) -> bool {
+        let usage = self.store.usage();
+        let is_short = self.is_over(usage);
+        if is_short != index.is_short {
+            index.is_short = is_short;
+            index.tell_waiting();
+            self.is_changed();
+            if is_short {
+                self.ask_sweep();
+            }
+        }
+        !is_short
+    }
+
+    /// Takes the jobs of the next order out of the queue; their states are this thread's to write.
+    fn pick(&self, index: &mut Index) -> Option<Picked> {
+        // One that is being cancelled is no longer to be had.
+        let free = |place: &&Place| index.jobs.get(&place.id).is_some_and(|entry| !entry.is_busy);
+        let places: Vec<Place> = index.waiting.keys().filter(free).take(schedule::AHEAD + 1).cloned().collect();
+        let (chosen, resume) = match self.kept_batch(index, places.first()?) {
+            Some(batch) => (batch, true),
+            None => {
+                let candidates: Vec<Candidate> =
+                    places.iter().filter_map(|place| Some(index.waiting.get(place)?.candidate.clone())).collect();
+                let picked = schedule::pick(&candidates, &index.loaded, self.settings.max_batch.unwrap_or(1));
+                for n in schedule::overtaken(&picked) {
+                    if let Some(waiting) = index.waiting.get_mut(&places[n]) {
+                        waiting.candidate.overtaken += picked.len();
+                    }
+                }
+                (picked.iter().map(|n| places[*n].clone()).collect(), false)
+            }
+        };
+        let mut picked = Picked { members: Vec::new(), places: chosen, records: Vec::new(), resume };
+        for place in &picked.places {
+            let entry = index.jobs.get_mut(&place.id)?;
+            entry.is_busy = true;
+            picked.members.push(place.id.clone());
+            picked.records.push(Record::clone(&entry.record));
+        }
+        Some(picked)
+    }
+
+    /// The places of a batch that an ended server had begun, in its order: its steps are of the whole batch.
+    fn kept_batch(&self, index: &Index, first: &Place) -> Option<Vec<Place>> {
+        let batch = index.waiting.get(first)?.batch.as_ref()?;
+        let waits = |place: &Place| {
+            index.waiting.contains_key(place) && index.jobs.get(&place.id).is_some_and(|job| !job.is_busy)
+        };
+        let places: Vec<Place> = batch.iter().map(|id| Place { is_new: false, id: id.clone() }).collect();
+        places.iter().all(waits).then_some(places)
+    }
+
+    /// Writes that the jobs run; their new states.
+    fn begin(&self, picked: &Picked) -> std::io::Result<Vec<Record>> {
+        self.store.begin(&picked.members)?;
+        let mut records = Vec::new();
+        for (id, before) in picked.members.iter().zip(&picked.records) {
+            let record = Record {
+                state: State::InProgress,
+                started_at: Some(self.now()),
+                attempts: before.attempts + 1,
+                batch: picked.members.len(),
+                ..before.clone()
+            };
+            self.write(id, &record)?;
+            records.push(record);
+        }
+        Ok(records)
+    }
+
+    /// They wait again: nothing was begun.
+    fn put_back(&self, index: &mut Index, picked: &Picked) {
+        picked.members.iter().for_each(|id| self.settle(index, id, None));
+    }
+
+    /// They run.
+    fn start(&self, mut index: MutexGuard<'_, Index>, picked: &Picked, records: Vec<Record>) -> Running {
+        index.begun += 1;
+        let number = index.begun;
+        let (mut jobs, mut cancelled, mut candidate) = (Vec::new(), Vec::new(), None);
+        for ((id, place), record) in picked.members.iter().zip(&picked.places).zip(records) {
+            let waiting = index.waiting.remove(place);
+            candidate = candidate.or(waiting.map(|waiting| waiting.candidate));
+            let Some(entry) = index.jobs.get_mut(id) else { continue };
+            entry.at = At::Run(number);
+            entry.progress.stage = Stage::Loading;
+            jobs.push(Arc::clone(&entry.accepted));
+            cancelled.push(Arc::clone(&entry.cancelled));
+            self.settle(&mut index, id, Some(record));
+        }
+        let mut evict = Vec::new();
+        let shape = candidate.as_ref().map_or_else(|| Arc::from(""), |job| Arc::clone(&job.shape));
+        if let Some(candidate) = &candidate {
+            let gone = index.loaded.use_shape(&candidate.shape, self.settings.max_shapes);
+            evict.extend(gone.iter().map(ToString::to_string));
+            index.loaded.use_loras(&candidate.loras);
+        }
+        let run = Run { members: picked.members.clone(), track: Track::new(shape), is_made: false, writing: 0 };
+        index.runs.insert(number, run);
+        index.moved = Some(Instant::now());
+        index.tell_waiting();
+        drop(index);
+        self.is_changed();
+        let steps: Option<PathBuf> = picked.members.first().map(|id| self.store.folder(id).join(STEPS));
+        Running { order: Order { jobs, steps, resume: picked.resume }, cancelled, evict, number }
+    }
+
+    /// Notes that the device holds a shape: it was warmed.
+    pub fn is_warm(&self, job: &Accepted) {
+        let mut index = self.lock();
+        index.loaded.use_shape(&Arc::from(job.shape.as_str()), usize::MAX);
+    }
+
+    /// Tells of a running order's moment, and whether it goes on.
+    pub fn moment(&self, running: &Running, moment: Moment) -> ControlFlow<Stop> {
+        let mut index = self.lock();
+        index.moved = Some(Instant::now());
+        self.show(&mut index, running, moment);
+        drop(index);
+        self.is_changed();
+        if running.is_unwanted() {
+            return ControlFlow::Break(Stop::Cancelled);
+        }
+        if self.is_draining() && self.settings.drain == Drain::Checkpoint {
+            return ControlFlow::Break(Stop::Draining);
+        }
+        ControlFlow::Continue(())
+    }
+
+    fn show(&self, index: &mut Index, running: &Running, moment: Moment) {
+        let Index { runs, profiles, jobs, .. } = index;
+        let Some(run) = runs.get_mut(&running.number) else { return };
+        let progress = run.track.at(moment, profiles);
+        for id in running.ids() {
+            if let Some(entry) = jobs.get_mut(id).filter(|entry| !entry.record.state.is_terminal()) {
+                entry.progress = progress.clone();
+            }
+        }
+        running.ids().for_each(|id| index.tell(id));
+    }
+
+    /// The device is through with an order: its files are written next.
+    pub fn made(&self, running: &Running) {
+        let mut index = self.lock();
+        index.moved = Some(Instant::now());
+        self.show(&mut index, running, Moment { stage: Stage::Encoding, step: 0, steps: 0 });
+        drop(index);
+        self.is_changed();
+    }
+
+    /// The device has nothing to do with an order any more, however it ended.
+    pub fn left(&self, running: &Running) {
+        if let Some(run) = self.lock().runs.get_mut(&running.number) {
+            run.is_made = true;
+        }
+        self.close(running.number);
+    }
+
+    /// The finisher gets a video of an order.
+    pub fn handed_on(&self, running: &Running) {
+        if let Some(run) = self.lock().runs.get_mut(&running.number) {
+            run.writing += 1;
+        }
+    }
+
+    /// The finisher has nothing to do with it any more, however it ended.
+    pub fn written(&self, running: &Running) {
+        if let Some(run) = self.lock().runs.get_mut(&running.number) {
+            run.writing = run.writing.saturating_sub(1);
+        }
+        self.close(running.number);
+    }
+
+    /// A running order waits again: the server ends.
+    pub fn requeue(&self, running: &Running) {
+        for id in running.ids() {
+            let (index, is_there) = self.claim(self.lock(), id);
+            let Some(entry) = index.jobs.get(id).filter(|_| is_there) else { continue };
+            // It was no fault of the job's: this start does not count.
+            let attempts = entry.record.attempts.saturating_sub(1);
+            let record = Record { state: State::Queued, attempts, ..Record::clone(&entry.record) };
+            let is_over = entry.record.state.is_terminal();
+            drop(index);
+            let written = if is_over { Ok(()) } else { self.write(id, &record) };
+            if let Err(error) = &written {
+                tracing::error!(%id, "it is found as running at the next start: {error}");
+            }
+            let mut index = self.lock();
+            self.settle(&mut index, id, (written.is_ok() && !is_over).then_some(record));
+        }
+    }
+
+    /// Nothing runs any more: the device, or a thread, is gone.
+    pub fn device_failed(&self, reason: &str) {
+        self.lock().failed.get_or_insert_with(|| reason.to_string());
+        self.has_failed.store(true, Ordering::Release);
+        self.work.notify_all();
+        self.ask_sweep();
+        self.is_changed();
+    }
+
+    /// Time since the device's thread last moved; nothing while it waits for work.
+    pub fn since_moment(&self) -> Duration {
+        let index = self.lock();
+        let is_running = index.runs.values().any(|run| !run.is_made);
+        index.moved.filter(|_| is_running).map_or(Duration::ZERO, |moved| moved.elapsed())
+    }
+}

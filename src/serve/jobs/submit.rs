@@ -1,0 +1,203 @@
+//! Requests on their way into the queue.
+
+use std::collections::hash_map::Entry as Slot;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::index::{At, Entry, Index, Named, Place, Waiting};
+use super::{Caller, Jobs, Submitted, Ticket, no_room};
+use crate::serve::error::ApiError;
+use crate::serve::job::{Accepted, Record};
+use crate::serve::schedule::Candidate;
+use crate::serve::store::is_full;
+
+/// How long an idempotency key stands for its job.
+pub(super) const NAMED: Duration = Duration::from_secs(24 * 3600);
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        if !self.is_used {
+            self.jobs.release(&mut self.jobs.lock(), &self.owner);
+        }
+    }
+}
+
+impl Jobs {
+    /// Holds a place in the queue, before a body is read.
+    ///
+    /// # Errors
+    /// `queue_full`, `key_queue_full`, `draining`, `device_failed`, `insufficient_storage`.
+    pub fn admit(self: &Arc<Self>, caller: &Caller) -> Result<Ticket, ApiError> {
+        if self.is_draining() {
+            return Err(ApiError::new(503, "draining", "the server ends: try again later").retry_after(5));
+        }
+        if self.device_failure().is_some() {
+            let message = "the server's device has failed and the server starts again: try again later";
+            return Err(ApiError::new(503, "device_failed", message).retry_after(30));
+        }
+        if !self.has_room() {
+            return Err(no_room());
+        }
+        let (all, own) = {
+            let mut index = self.lock();
+            let own = own_places(&index, &caller.name);
+            let all = index.waiting.len() + index.tickets.values().sum::<usize>();
+            let fits = all < self.settings.queue && own < self.settings.queue_per_key;
+            if fits {
+                *index.tickets.entry(caller.name.clone()).or_default() += 1;
+            }
+            (all, (own, fits))
+        };
+        match own {
+            (_, true) => Ok(Ticket { jobs: Arc::clone(self), owner: caller.name.clone(), is_used: false }),
+            _ if all >= self.settings.queue => Err(self.full("queue_full", "the queue", self.settings.queue)),
+            _ => Err(self.full("key_queue_full", "the queue of this key", self.settings.queue_per_key)),
+        }
+    }
+
+    fn full(&self, code: &'static str, queue: &str, most: usize) -> ApiError {
+        ApiError::new(429, code, format!("{queue} is full: {most} videos wait")).retry_after(self.retry_after())
+    }
+
+    fn release(&self, index: &mut Index, owner: &str) {
+        if let Some(held) = index.tickets.get_mut(owner) {
+            *held -= 1;
+            if *held == 0 {
+                index.tickets.remove(owner);
+            }
+        }
+    }
+
+    /// Takes a job into the queue. It is on the disk when this returns: not to be called where waiting is forbidden.
+    ///
+    /// # Errors
+    /// `idempotency_conflict`, `insufficient_storage`.
+    pub fn submit(&self, mut ticket: Ticket, accepted: Accepted) -> Result<Submitted, ApiError> {
+        if let Some(before) = self.name(&accepted)? {
+            return Ok(Submitted::Again(before));
+        }
+        if let Err(error) = self.store.create(&accepted) {
+            self.unname(&accepted);
+            tracing::error!(id = %accepted.id, "a job is not taken: {error}");
+            return Err(match is_full(&error) {
+                true => no_room(),
+                false => ApiError::new(500, "internal", "the job could not be kept"),
+            });
+        }
+        let id = accepted.id.clone();
+        let mut index = self.lock();
+        if let Some(named) = key_of(&accepted).and_then(|key| index.named.get_mut(&key)) {
+            named.is_kept = true;
+        }
+        enqueue(&mut index, accepted, Record::queued(), None);
+        self.release(&mut index, &ticket.owner);
+        ticket.is_used = true;
+        let snapshot = index.jobs.get(&id).map(|entry| index.snapshot(entry));
+        drop(index);
+        self.work.notify_all();
+        self.settled.notify_all();
+        self.is_changed();
+        snapshot.map(Submitted::New).ok_or_else(ApiError::video_not_found)
+    }
+
+    /// Takes the request's idempotency key, or says which job has it.
+    fn name(&self, accepted: &Accepted) -> Result<Option<super::Snapshot>, ApiError> {
+        let Some(key) = key_of(accepted) else { return Ok(None) };
+        let mut index = self.lock();
+        loop {
+            let index_now = &mut *index;
+            match index_now.named.entry(key.clone()) {
+                Slot::Occupied(slot) if slot.get().until > Instant::now() => {
+                    if slot.get().body_sha256 != accepted.body_sha256 {
+                        let message = "Idempotency-Key: another request has this key: give each request its own";
+                        return Err(ApiError::new(409, "idempotency_conflict", message).should_retry(false));
+                    }
+                    if slot.get().is_kept {
+                        let id = slot.get().id.clone();
+                        match index_now.jobs.get(&id).filter(|entry| !entry.is_hidden) {
+                            Some(entry) => return Ok(Some(index_now.snapshot(entry))),
+                            // Deleted while it runs: the key is free again.
+                            None => drop(index_now.named.remove(&key)),
+                        }
+                        continue;
+                    }
+                }
+                slot => {
+                    let named = Named {
+                        id: accepted.id.clone(),
+                        body_sha256: accepted.body_sha256.clone(),
+                        until: Instant::now() + NAMED,
+                        is_kept: false,
+                    };
+                    match slot {
+                        Slot::Occupied(mut slot) => drop(slot.insert(named)),
+                        Slot::Vacant(slot) => drop(slot.insert(named)),
+                    }
+                    return Ok(None);
+                }
+            }
+            // The same request is being kept by another thread.
+            index = self.settled.wait(index).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn unname(&self, accepted: &Accepted) {
+        if let Some(key) = key_of(accepted) {
+            self.lock().named.remove(&key);
+            self.settled.notify_all();
+        }
+    }
+
+    /// Whether [`Jobs::drain`] was called.
+    pub fn is_draining(&self) -> bool {
+        self.is_draining.load(Ordering::Acquire)
+    }
+
+    /// No more jobs are taken; the device's watch hears of it.
+    pub fn drain(&self) {
+        self.is_draining.store(true, Ordering::Release);
+        // Under the lock, so that the device's thread does not look before and wait after.
+        drop(self.lock());
+        self.work.notify_all();
+        self.settled.notify_all();
+        self.ask_sweep();
+        self.is_changed();
+    }
+}
+
+/// Owner and idempotency key of a request.
+pub(super) fn key_of(accepted: &Accepted) -> Option<(String, String)> {
+    Some((accepted.owner.clone(), accepted.idempotency_key.clone()?))
+}
+
+/// Waiting jobs of a key, and places that it holds.
+fn own_places(index: &Index, owner: &str) -> usize {
+    let waits = |place: &&Place| index.jobs.get(&place.id).is_some_and(|entry| entry.accepted.owner == owner);
+    index.tickets.get(owner).copied().unwrap_or(0) + index.waiting.keys().filter(waits).count()
+}
+
+/// Puts a job into the queue: at its head where it comes from an ended server that had begun with its batch.
+pub(super) fn enqueue(
+    index: &mut Index,
+    accepted: Accepted,
+    record: Record,
+    batch: Option<Arc<Vec<crate::serve::id::VideoId>>>,
+) {
+    let place = Place { is_new: batch.is_none(), id: accepted.id.clone() };
+    let waiting = Waiting { candidate: candidate(&accepted), batch };
+    let entry = Entry::new(accepted, record, At::Queue(place.clone()));
+    index.jobs.insert(place.id.clone(), entry);
+    index.waiting.insert(place, waiting);
+}
+
+fn candidate(accepted: &Accepted) -> Candidate {
+    let loras = &accepted.config.model.loras;
+    let names = loras.iter().map(|lora| serde_json::to_string(lora).unwrap_or_else(|error| error.to_string()));
+    Candidate {
+        shape: Arc::from(accepted.shape.as_str()),
+        batch_key: Arc::from(accepted.batch_key.as_str()),
+        loras: Arc::from(names.collect::<Vec<_>>().join(" ")),
+        overtaken: 0,
+    }
+}

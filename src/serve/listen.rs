@@ -1,0 +1,347 @@
+//! Connections: HTTP/1.1 over TCP, with a limit for everything a client can be slow at.
+//!
+//! `axum::serve` gives hyper no timer, and hyper's own has one limit for headers and idle connections alike; so a stream of our
+//! own keeps the time, by what its connection is at.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{ConnectInfo, Request};
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
+use tokio::time::{Instant, Sleep};
+use tower::ServiceExt;
+
+use super::body::{Answer, Asked, drain};
+
+/// What a connection may cost.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// From a connection's or a request's first byte to the end of its headers.
+    pub headers: Duration,
+    /// Bytes of headers.
+    pub header_bytes: usize,
+    /// For a whole body.
+    pub body: Duration,
+    /// Bytes a second of a body, over each window of [`Limits::body_window`].
+    pub body_rate: u64,
+    /// Time over which a body's rate is judged.
+    pub body_window: Duration,
+    /// Without progress of a write.
+    pub write: Duration,
+    /// Between two requests.
+    pub idle: Duration,
+    /// Connections at once.
+    pub connections: usize,
+    /// For downloads under way when the server ends.
+    pub farewell: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits {
+            headers: Duration::from_secs(10),
+            header_bytes: 16 << 10,
+            body: Duration::from_secs(120),
+            body_rate: 1024,
+            body_window: Duration::from_secs(10),
+            write: Duration::from_secs(60),
+            idle: Duration::from_secs(75),
+            connections: 1024,
+            farewell: Duration::from_secs(10),
+        }
+    }
+}
+
+/// What a connection is at.
+const HEADERS: u8 = 0;
+const HANDLING: u8 = 1;
+const IDLE: u8 = 2;
+
+/// A connection, as others see it.
+#[derive(Debug, Default)]
+pub(super) struct Connection {
+    at: AtomicU8,
+    /// Tells it to end, for another that waits.
+    evicted: Notify,
+}
+
+impl Connection {
+    pub(super) fn answered(&self) {
+        self.at.store(IDLE, Ordering::Release);
+    }
+}
+
+/// The open connections of a listener.
+#[derive(Debug, Default)]
+pub struct Connections {
+    open: Mutex<BTreeMap<u64, Arc<Connection>>>,
+    last: AtomicU64,
+}
+
+impl Connections {
+    /// Number of open connections.
+    pub fn count(&self) -> usize {
+        self.lock().len()
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<u64, Arc<Connection>>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn enter(&self) -> (u64, Arc<Connection>) {
+        let number = self.last.fetch_add(1, Ordering::Relaxed);
+        let connection = Arc::<Connection>::default();
+        self.lock().insert(number, Arc::clone(&connection));
+        (number, connection)
+    }
+
+    /// Ends the oldest connection on which no request runs: slow senders of headers cannot keep others out.
+    fn evict(&self) {
+        let open = self.lock();
+        let quiet = |connection: &&Arc<Connection>| connection.at.load(Ordering::Acquire) != HANDLING;
+        if let Some(connection) = open.values().find(quiet) {
+            connection.evicted.notify_one();
+        }
+    }
+}
+
+/// Leaves the list when its connection ends, however it does.
+struct Entered {
+    connections: Arc<Connections>,
+    number: u64,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        self.connections.lock().remove(&self.number);
+    }
+}
+
+/// Answers the connections of a listener until `ending` says so, then those that are open to the end of their answers.
+pub async fn serve(
+    listener: TcpListener,
+    router: Router,
+    limits: Limits,
+    connections: Arc<Connections>,
+    mut ending: watch::Receiver<bool>,
+) {
+    let places = Arc::new(Semaphore::new(limits.connections));
+    loop {
+        let accepted = tokio::select! {
+            () = ended(&mut ending) => break,
+            accepted = accept(&listener, &places, &connections) => accepted,
+        };
+        let Some((stream, peer, permit)) = accepted else { continue };
+        let (number, connection) = connections.enter();
+        let entered = Entered { connections: Arc::clone(&connections), number, _permit: permit };
+        tokio::spawn(answer(stream, peer, connection, router.clone(), limits, entered, ending.clone()));
+    }
+    drop(listener);
+    // All places are free once all connections have ended.
+    let all = u32::try_from(limits.connections).unwrap_or(u32::MAX);
+    if tokio::time::timeout(limits.farewell, places.acquire_many(all)).await.is_err() {
+        tracing::warn!("{} connections were cut", connections.count());
+    }
+}
+
+/// The next connection, once there is a place for it.
+async fn accept(
+    listener: &TcpListener,
+    places: &Arc<Semaphore>,
+    connections: &Connections,
+) -> Option<(TcpStream, SocketAddr, OwnedSemaphorePermit)> {
+    let (stream, peer) = match listener.accept().await {
+        Ok(accepted) => accepted,
+        Err(error) => {
+            // Out of file descriptors, mostly: others will end.
+            tracing::warn!("a connection was not accepted: {error}");
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            return None;
+        }
+    };
+    let permit = match Arc::clone(places).try_acquire_owned() {
+        Ok(permit) => permit,
+        Err(_) => {
+            connections.evict();
+            let waited = tokio::time::timeout(Duration::from_secs(1), Arc::clone(places).acquire_owned()).await;
+            waited.ok()?.ok()?
+        }
+    };
+    // Events are small, and are wanted at once.
+    let _ = stream.set_nodelay(true);
+    Some((stream, peer, permit))
+}
+
+async fn answer(
+    stream: TcpStream,
+    peer: SocketAddr,
+    connection: Arc<Connection>,
+    router: Router,
+    limits: Limits,
+    entered: Entered,
+    mut ending: watch::Receiver<bool>,
+) {
+    let io = TokioIo::new(Paced::new(stream, Arc::clone(&connection), limits));
+    let at = Arc::clone(&connection);
+    let service = service_fn(move |request: hyper::Request<Incoming>| {
+        at.at.store(HANDLING, Ordering::Release);
+        handle(request, router.clone(), peer, limits, Arc::clone(&at))
+    });
+    let served = http1::Builder::new()
+        .header_read_timeout(None)
+        .max_header_size(limits.header_bytes)
+        .pipeline_flush(true)
+        .serve_connection(io, service);
+    let mut served = pin!(served);
+    let mut ends = false;
+    loop {
+        tokio::select! {
+            // A client that is slow, or has gone, is nothing to report.
+            _ = served.as_mut() => break,
+            () = connection.evicted.notified() => break,
+            () = ended(&mut ending), if !ends => {
+                ends = true;
+                served.as_mut().graceful_shutdown();
+            }
+        }
+    }
+    drop(entered);
+}
+
+/// A request to its answer. What of its body nobody has read is read and dropped first: a client that still sends when the
+/// connection is closed would lose the answer.
+async fn handle(
+    request: hyper::Request<Incoming>,
+    router: Router,
+    peer: SocketAddr,
+    limits: Limits,
+    connection: Arc<Connection>,
+) -> Result<hyper::Response<Answer>, Infallible> {
+    let waits = request.headers().contains_key(hyper::header::EXPECT);
+    let (parts, incoming) = request.into_parts();
+    let (asked, state) = Asked::new(incoming, limits);
+    let mut request = Request::from_parts(parts, Body::new(asked));
+    request.extensions_mut().insert(ConnectInfo(peer));
+    request.extensions_mut().insert(Arc::clone(&state));
+    let Ok(response) = router.oneshot(request).await;
+    // A client that waits for the word to go on has sent nothing, if nobody has asked for it.
+    if !waits || state.begun() {
+        drain(&state).await;
+    }
+    Ok(Answer::of(response, connection, state))
+}
+
+/// Waits until a server says that it ends, or is gone.
+pub(super) async fn ended(ending: &mut watch::Receiver<bool>) {
+    let _ = ending.wait_for(|ends| *ends).await;
+}
+
+/// A stream that ends with its client's patience.
+struct Paced {
+    inner: TcpStream,
+    connection: Arc<Connection>,
+    limits: Limits,
+    /// What the timer of reads is for, and since when.
+    reading: u8,
+    read: Pin<Box<Sleep>>,
+    write: Pin<Box<Sleep>>,
+    /// Whether the timer of writes runs.
+    writing: bool,
+}
+
+impl Paced {
+    fn new(inner: TcpStream, connection: Arc<Connection>, limits: Limits) -> Self {
+        let sleep = |time| Box::pin(tokio::time::sleep(time));
+        let (read, write) = (sleep(limits.headers), sleep(limits.write));
+        Paced { inner, connection, limits, reading: HEADERS, read, write, writing: false }
+    }
+
+    /// Nothing came: how long may this go on?
+    fn poll_patience(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let at = self.connection.at.load(Ordering::Acquire);
+        if at != self.reading {
+            self.reading = at;
+            let time = if at == IDLE { self.limits.idle } else { self.limits.headers };
+            self.read.as_mut().reset(Instant::now() + time);
+        }
+        // Bodies have limits of their own, and a client may wait for its answer as long as that takes.
+        if at == HANDLING {
+            return Poll::Pending;
+        }
+        ready!(self.read.as_mut().poll(context));
+        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+    }
+
+    /// After a poll of a write: progress stops the timer, waiting starts it.
+    fn judge<T>(&mut self, context: &mut Context<'_>, polled: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        if polled.is_ready() {
+            self.writing = false;
+            return polled;
+        }
+        if !self.writing {
+            self.writing = true;
+            self.write.as_mut().reset(Instant::now() + self.limits.write);
+        }
+        ready!(self.write.as_mut().poll(context));
+        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+    }
+}
+
+impl AsyncRead for Paced {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        match Pin::new(&mut self.inner).poll_read(cx, buffer) {
+            Poll::Ready(result) => {
+                // The first bytes of the next request.
+                let connection = &self.connection.at;
+                let _ = connection.compare_exchange(IDLE, HEADERS, Ordering::AcqRel, Ordering::Acquire);
+                Poll::Ready(result)
+            }
+            Poll::Pending => self.poll_patience(cx),
+        }
+    }
+}
+
+impl AsyncWrite for Paced {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let polled = Pin::new(&mut self.inner).poll_write(cx, bytes);
+        self.judge(cx, polled)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let polled = Pin::new(&mut self.inner).poll_write_vectored(cx, slices);
+        self.judge(cx, polled)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.inner.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_shutdown(cx)
+    }
+}

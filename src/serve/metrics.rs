@@ -1,0 +1,269 @@
+//! Figures of the server, as Prometheus reads them.
+//!
+//! Buckets are fixed and labels are words of the program's own: never ids, prompts or sizes, of which there is no end.
+
+mod observed;
+mod process;
+
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::time::Duration;
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::metrics::info::Info;
+use prometheus_client::registry::Registry;
+
+pub use observed::{ObservedDevice, ObservedStore, Pulse};
+
+use super::store::Usage;
+
+/// Reasons for which a request to make a video finds no place.
+const REJECTIONS: [&str; 4] = ["queue_full", "key_queue_full", "draining", "insufficient_storage"];
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct HttpLabels {
+    route: &'static str,
+    method: &'static str,
+    status: u16,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Route {
+    route: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Reason {
+    reason: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct StateLabel {
+    state: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Outcome {
+    outcome: String,
+    pipeline: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct PipelineLabel {
+    pipeline: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Phase {
+    phase: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Memory {
+    kind: &'static str,
+}
+
+type Seconds<L> = Family<L, Histogram, fn() -> Histogram>;
+
+/// From a millisecond to half a minute: answers, transitions.
+fn short() -> Histogram {
+    Histogram::new(exponential_buckets(0.001, 2.0, 16))
+}
+
+/// From 50 ms to four hours: phases, runs, waiting.
+fn long() -> Histogram {
+    Histogram::new(exponential_buckets(0.05, 2.0, 19))
+}
+
+/// All figures.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Registry,
+    requests: Family<HttpLabels, Counter>,
+    request_seconds: Seconds<Route>,
+    connections: Gauge,
+    streams: Gauge,
+    jobs: Family<StateLabel, Gauge>,
+    jobs_ended: Family<Outcome, Counter>,
+    queue_limit: Gauge,
+    rejected: Family<Reason, Counter>,
+    queue_seconds: Histogram,
+    run_seconds: Seconds<PipelineLabel>,
+    phase_seconds: Seconds<Phase>,
+    step_seconds: Histogram,
+    batch_videos: Histogram,
+    overhead_seconds: Histogram,
+    busy_seconds: Counter<f64, AtomicU64>,
+    device_memory: Family<Memory, Gauge>,
+    compile_seconds: Histogram,
+    frames: Counter,
+    video_seconds: Counter<f64, AtomicU64>,
+    store_bytes: Gauge,
+    store_free: Gauge,
+    store_write_seconds: Histogram,
+    store_errors: Counter,
+    checkpoints: Counter,
+    resumed: Counter,
+    resident: Gauge,
+    descriptors: Gauge,
+    started: Gauge<f64, AtomicU64>,
+    /// Open streams of events.
+    open_streams: AtomicI64,
+}
+
+/// What of the server is asked for where figures are read.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Now {
+    pub connections: usize,
+    pub usage: Usage,
+}
+
+impl Metrics {
+    /// Figures of a server for a model.
+    pub fn new(platform: &str, model: &str, queue_limit: usize) -> Self {
+        let mut metrics = Metrics {
+            registry: Registry::with_prefix("ltx2"),
+            requests: Family::default(),
+            request_seconds: Family::new_with_constructor(short),
+            connections: Gauge::default(),
+            streams: Gauge::default(),
+            jobs: Family::default(),
+            jobs_ended: Family::default(),
+            queue_limit: Gauge::default(),
+            rejected: Family::default(),
+            queue_seconds: long(),
+            run_seconds: Family::new_with_constructor(long),
+            phase_seconds: Family::new_with_constructor(long),
+            step_seconds: short(),
+            batch_videos: Histogram::new([1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0]),
+            overhead_seconds: short(),
+            busy_seconds: Counter::default(),
+            device_memory: Family::default(),
+            compile_seconds: long(),
+            frames: Counter::default(),
+            video_seconds: Counter::default(),
+            store_bytes: Gauge::default(),
+            store_free: Gauge::default(),
+            store_write_seconds: short(),
+            store_errors: Counter::default(),
+            checkpoints: Counter::default(),
+            resumed: Counter::default(),
+            resident: Gauge::default(),
+            descriptors: Gauge::default(),
+            started: Gauge::default(),
+            open_streams: AtomicI64::new(0),
+        };
+        metrics.queue_limit.set(i64::try_from(queue_limit).unwrap_or(i64::MAX));
+        metrics.started.set(process::start_time());
+        for reason in REJECTIONS {
+            // A series that is there from the start shows its first change.
+            metrics.rejected.get_or_create_owned(&Reason { reason });
+        }
+        metrics.register(platform, model);
+        metrics
+    }
+
+    fn register(&mut self, platform: &str, model: &str) {
+        let labels = [("version", env!("CARGO_PKG_VERSION")), ("platform", platform), ("model", model)];
+        let build = Info::new(labels.map(|(name, value)| (name.to_string(), value.to_string())).to_vec());
+        let mut registry = std::mem::take(&mut self.registry);
+        let all = &mut registry;
+        all.register("build", "Release, platform and model", build);
+        all.register("http_requests", "Answered requests", self.requests.clone());
+        all.register("http_request_seconds", "From a request to its answer's headers", self.request_seconds.clone());
+        all.register("http_connections", "Open connections", self.connections.clone());
+        all.register("http_streams", "Open streams of events", self.streams.clone());
+        all.register("jobs", "Jobs by state", self.jobs.clone());
+        all.register("jobs_ended", "Jobs that ended", self.jobs_ended.clone());
+        all.register("queue_limit", "Jobs that may wait", self.queue_limit.clone());
+        all.register("queue_rejected", "Requests that found no place", self.rejected.clone());
+        all.register("queue_seconds", "From accepted to begun", self.queue_seconds.clone());
+        all.register("run_seconds", "A batch on the device", self.run_seconds.clone());
+        all.register("phase_seconds", "A phase of a batch", self.phase_seconds.clone());
+        all.register("step_seconds", "A denoising step", self.step_seconds.clone());
+        all.register("batch_videos", "Videos made together", self.batch_videos.clone());
+        all.register("overhead_seconds", "A job without queue, device and encoding", self.overhead_seconds.clone());
+        all.register("device_busy_seconds", "Time that the device ran jobs", self.busy_seconds.clone());
+        all.register("device_memory_bytes", "Memory of a device", self.device_memory.clone());
+        all.register("compile_seconds", "Compiling for a batch", self.compile_seconds.clone());
+        all.register("frames", "Frames made", self.frames.clone());
+        all.register("video_seconds", "Seconds of video made", self.video_seconds.clone());
+        all.register("store_bytes", "Bytes of jobs and inputs", self.store_bytes.clone());
+        all.register("store_free_bytes", "Free bytes of the store's disk", self.store_free.clone());
+        all.register("store_write_seconds", "A durable transition", self.store_write_seconds.clone());
+        all.register("store_errors", "Transitions that failed", self.store_errors.clone());
+        all.register("checkpoints", "Batches that stopped with their steps kept", self.checkpoints.clone());
+        all.register("resumed", "Batches that went on from kept steps", self.resumed.clone());
+        all.register("process_resident_memory_bytes", "Resident memory", self.resident.clone());
+        all.register("process_open_fds", "Open file descriptors", self.descriptors.clone());
+        all.register("process_start_time_seconds", "Start, since 1970", self.started.clone());
+        self.registry = registry;
+    }
+
+    /// A request was answered.
+    pub fn request(&self, route: &'static str, method: &'static str, status: u16, took: Duration) {
+        self.requests.get_or_create(&HttpLabels { route, method, status }).inc();
+        self.request_seconds.get_or_create(&Route { route }).observe(took.as_secs_f64());
+    }
+
+    /// A request was refused; only for want of a place it counts here.
+    pub fn refused(&self, code: &str) {
+        if let Some(reason) = REJECTIONS.into_iter().find(|reason| *reason == code) {
+            self.rejected.get_or_create(&Reason { reason }).inc();
+        }
+    }
+
+    /// A stream of events begins (1) or ends (-1).
+    pub fn stream(&self, change: i64) {
+        self.open_streams.fetch_add(change, Ordering::Relaxed);
+    }
+
+    /// All figures as text, for now.
+    pub fn text(&self, now: Now) -> String {
+        let whole = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
+        self.connections.set(whole(now.connections as u64));
+        self.streams.set(self.open_streams.load(Ordering::Relaxed));
+        self.store_bytes.set(whole(now.usage.bytes));
+        self.store_free.set(whole(now.usage.free));
+        self.resident.set(whole(process::resident_bytes()));
+        self.descriptors.set(whole(process::open_descriptors()));
+        let mut text = String::new();
+        // Writing to a string does not fail.
+        let _ = encode(&mut text, &self.registry);
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_have_their_names() {
+        let metrics = Metrics::new("cpu", "nano", 64);
+        metrics.request("/v1/videos", "POST", 429, Duration::from_millis(3));
+        metrics.refused("queue_full");
+        metrics.refused("invalid_size");
+        metrics.stream(1);
+        let text = metrics.text(Now { connections: 7, usage: Usage { bytes: 1, free: 2 } });
+        for line in [
+            "ltx2_http_requests_total{route=\"/v1/videos\",method=\"POST\",status=\"429\"} 1",
+            "ltx2_http_request_seconds_count{route=\"/v1/videos\"} 1",
+            "ltx2_queue_rejected_total{reason=\"queue_full\"} 1",
+            "ltx2_queue_rejected_total{reason=\"draining\"} 0",
+            "ltx2_http_connections 7",
+            "ltx2_http_streams 1",
+            "ltx2_queue_limit 64",
+            "ltx2_store_free_bytes 2",
+            "platform=\"cpu\",model=\"nano\"",
+        ] {
+            assert!(text.contains(line), "{line}:\n{text}");
+        }
+        assert!(!text.contains("invalid_size"));
+        assert!(text.contains("ltx2_process_resident_memory_bytes") && !text.contains("open_fds 0\n"), "{text}");
+    }
+}

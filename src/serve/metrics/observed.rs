@@ -1,0 +1,350 @@
+//! A device and a store whose work is measured: neither knows of it.
+
+use std::collections::{BTreeSet, HashMap};
+use std::fs::File;
+use std::io;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::{Memory, Metrics, Outcome, Phase, PipelineLabel, StateLabel};
+use crate::serve::device::{Device, Made, Moment, Order, RunError, Stop, Watch};
+use crate::serve::error::Failure;
+use crate::serve::id::VideoId;
+use crate::serve::job::{Accepted, Produced, Record, Stage, State};
+use crate::serve::store::{JobStore, Stored, Usage, Variant};
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A job on its way.
+#[derive(Debug)]
+struct Way {
+    state: State,
+    pipeline: &'static str,
+    created: Instant,
+    /// When its device was asked to begin.
+    begun: Option<Instant>,
+    /// When its files were there.
+    written: Option<Instant>,
+    /// What the server itself took of its time.
+    overhead: Duration,
+}
+
+/// Jobs on their way, shared by the device and the store.
+#[derive(Debug)]
+pub struct Pulse {
+    metrics: Arc<Metrics>,
+    ways: Mutex<HashMap<VideoId, Way>>,
+    beat: Mutex<Beat>,
+}
+
+/// How the device moves.
+#[derive(Debug, Default)]
+struct Beat {
+    /// Since when a stage goes on; nothing while the device waits.
+    at: Option<(Stage, Instant)>,
+    /// Mean seconds between two moments, by stage.
+    means: HashMap<Stage, f64>,
+}
+
+/// A stage of which nothing is known may take as long: a large model is loaded and compiled.
+const UNKNOWN: Duration = Duration::from_secs(1800);
+
+impl Pulse {
+    /// Nothing has moved yet.
+    pub fn new(metrics: Arc<Metrics>) -> Arc<Self> {
+        Arc::new(Pulse { metrics, ways: Mutex::default(), beat: Mutex::default() })
+    }
+
+    /// The stage at which the device has stood for longer than ten times what it takes, and at least `floor`.
+    pub fn stuck(&self, floor: Duration) -> Option<Stage> {
+        let beat = lock(&self.beat);
+        let (stage, since) = beat.at?;
+        let mean = beat.means.get(&stage).map(|mean| Duration::from_secs_f64(10.0 * mean));
+        (since.elapsed() > mean.unwrap_or(UNKNOWN).max(floor)).then_some(stage)
+    }
+
+    /// The device is at a stage; how long the moment before took.
+    fn beat(&self, stage: Option<Stage>) -> Option<(Stage, Duration)> {
+        let now = Instant::now();
+        let mut beat = lock(&self.beat);
+        let before = beat.at.take().map(|(stage, since)| (stage, now - since));
+        if let Some((stage, took)) = before {
+            let took = took.as_secs_f64();
+            let mean = beat.means.entry(stage).or_insert(took);
+            *mean += 0.2 * (took - *mean);
+        }
+        beat.at = stage.map(|stage| (stage, now));
+        before
+    }
+
+    /// Sets how many jobs are in each state; to be called before figures are read.
+    pub fn settle(&self) {
+        let ways = lock(&self.ways);
+        for state in [State::Queued, State::InProgress, State::Completed, State::Failed] {
+            let count = ways.values().filter(|way| way.state == state).count();
+            self.metrics.jobs.get_or_create(&StateLabel { state: state.name() }).set(count as i64);
+        }
+    }
+
+    fn enter(&self, accepted: &Accepted, state: State, overhead: Duration) {
+        let way = Way {
+            state,
+            pipeline: accepted.config.pipeline.name(),
+            created: Instant::now(),
+            begun: None,
+            written: None,
+            overhead,
+        };
+        lock(&self.ways).insert(accepted.id.clone(), way);
+    }
+
+    fn moved(&self, id: &VideoId, record: &Record) {
+        let metrics = &self.metrics;
+        let mut ways = lock(&self.ways);
+        let Some(way) = ways.get_mut(id) else { return };
+        let before = std::mem::replace(&mut way.state, record.state);
+        match record.state {
+            State::InProgress if before == State::Queued => {
+                way.begun = Some(Instant::now());
+                metrics.queue_seconds.observe(way.created.elapsed().as_secs_f64());
+            }
+            State::Completed | State::Failed if !before.is_terminal() => {
+                let outcome = record.failure.as_ref().map_or("completed", |failure| failure.code.as_str());
+                let outcome = Outcome { outcome: outcome.to_string(), pipeline: way.pipeline };
+                metrics.jobs_ended.get_or_create(&outcome).inc();
+                if let Some(written) = way.written.filter(|_| record.state == State::Completed) {
+                    metrics.overhead_seconds.observe((way.overhead + written.elapsed()).as_secs_f64());
+                }
+                record.produced.iter().for_each(|made| self.made(made));
+            }
+            _ => {}
+        }
+    }
+
+    fn made(&self, made: &Produced) {
+        let metrics = &self.metrics;
+        metrics.frames.inc_by(made.num_frames as u64);
+        if made.fps > 0.0 {
+            metrics.video_seconds.inc_by(made.num_frames as f64 / made.fps);
+        }
+        if let Some(peak) = made.timings["peak_memory_bytes"].as_u64() {
+            let gauge = metrics.device_memory.get_or_create(&Memory { kind: "peak" });
+            gauge.set(gauge.get().max(i64::try_from(peak).unwrap_or(i64::MAX)));
+        }
+    }
+}
+
+/// A store whose transitions are measured.
+pub struct ObservedStore {
+    inner: Arc<dyn JobStore>,
+    pulse: Arc<Pulse>,
+}
+
+impl ObservedStore {
+    /// Measures a store.
+    pub fn new(inner: Arc<dyn JobStore>, pulse: Arc<Pulse>) -> Self {
+        ObservedStore { inner, pulse }
+    }
+
+    fn timed<T>(&self, write: impl FnOnce(&dyn JobStore) -> io::Result<T>) -> io::Result<T> {
+        let since = Instant::now();
+        let result = write(&*self.inner);
+        let metrics = &self.pulse.metrics;
+        metrics.store_write_seconds.observe(since.elapsed().as_secs_f64());
+        if result.is_err() {
+            metrics.store_errors.inc();
+        }
+        result
+    }
+}
+
+impl JobStore for ObservedStore {
+    fn create(&self, accepted: &Accepted) -> io::Result<()> {
+        let since = Instant::now();
+        self.timed(|store| store.create(accepted))?;
+        self.pulse.enter(accepted, State::Queued, since.elapsed());
+        Ok(())
+    }
+
+    fn transition(&self, id: &VideoId, record: &Record) -> io::Result<()> {
+        self.timed(|store| store.transition(id, record))?;
+        self.pulse.moved(id, record);
+        Ok(())
+    }
+
+    fn begin(&self, members: &[VideoId]) -> io::Result<()> {
+        self.timed(|store| store.begin(members))
+    }
+
+    fn remove(&self, id: &VideoId) -> io::Result<()> {
+        self.timed(|store| store.remove(id))?;
+        lock(&self.pulse.ways).remove(id);
+        Ok(())
+    }
+
+    fn load_all(&self) -> io::Result<Vec<Stored>> {
+        let all = self.inner.load_all()?;
+        for stored in &all {
+            self.pulse.enter(&stored.accepted, stored.record.state, Duration::ZERO);
+        }
+        Ok(all)
+    }
+
+    fn usage(&self) -> Usage {
+        self.inner.usage()
+    }
+
+    fn give_reserve(&self, free: bool) {
+        self.inner.give_reserve(free);
+    }
+
+    fn forget_run(&self, id: &VideoId, keep_video: bool) {
+        self.inner.forget_run(id, keep_video);
+    }
+
+    fn sweep(&self, used: &BTreeSet<String>) {
+        self.inner.sweep(used);
+    }
+
+    fn open(&self, id: &VideoId, variant: Variant) -> io::Result<File> {
+        self.inner.open(id, variant)
+    }
+
+    fn folder(&self, id: &VideoId) -> PathBuf {
+        self.inner.folder(id)
+    }
+}
+
+/// A device whose runs are measured.
+pub struct ObservedDevice {
+    inner: Box<dyn Device>,
+    pulse: Arc<Pulse>,
+}
+
+impl ObservedDevice {
+    /// Measures a device.
+    pub fn new(inner: Box<dyn Device>, pulse: Arc<Pulse>) -> Self {
+        ObservedDevice { inner, pulse }
+    }
+
+    /// The server's own time before a run.
+    fn begun(&self, order: &Order) {
+        let mut ways = lock(&self.pulse.ways);
+        for job in &order.jobs {
+            if let Some(way) = ways.get_mut(&job.id) {
+                way.overhead += way.begun.map_or(Duration::ZERO, |begun| begun.elapsed());
+            }
+        }
+    }
+}
+
+/// Times of a run, stage by stage.
+struct Stages<'a> {
+    pulse: &'a Pulse,
+    spent: HashMap<Stage, Duration>,
+    last: Option<Moment>,
+}
+
+impl Stages<'_> {
+    fn at(&mut self, moment: Option<Moment>) {
+        let before = self.pulse.beat(moment.map(|moment| moment.stage));
+        if let Some((stage, took)) = before {
+            *self.spent.entry(stage).or_default() += took;
+            let steps = match (self.last, moment) {
+                (Some(last), Some(now)) if last.stage == now.stage => now.step.saturating_sub(last.step),
+                _ => 0,
+            };
+            if steps > 0 && matches!(stage, Stage::Denoise | Stage::Refine) {
+                self.pulse.metrics.step_seconds.observe(took.as_secs_f64() / steps as f64);
+            }
+        }
+        self.last = moment;
+    }
+
+    fn end(mut self) {
+        self.at(None);
+        for (stage, took) in self.spent {
+            let seconds = took.as_secs_f64();
+            let phase = serde_json::to_value(stage).ok().and_then(|word| word.as_str().map(str::to_string));
+            self.pulse
+                .metrics
+                .phase_seconds
+                .get_or_create(&Phase { phase: phase.unwrap_or_default() })
+                .observe(seconds);
+            if stage == Stage::Compiling {
+                self.pulse.metrics.compile_seconds.observe(seconds);
+            }
+        }
+    }
+}
+
+impl Device for ObservedDevice {
+    fn warm(&mut self, order: &Order) -> Result<(), RunError> {
+        self.pulse.beat(Some(Stage::Compiling));
+        let result = self.inner.warm(order);
+        self.pulse.beat(None);
+        result
+    }
+
+    fn run(&mut self, order: &Order, watch: Watch) -> Result<Vec<Box<dyn Made>>, RunError> {
+        let metrics = Arc::clone(&self.pulse.metrics);
+        self.begun(order);
+        let since = Instant::now();
+        let pulse = Arc::clone(&self.pulse);
+        let mut stages = Stages { pulse: &pulse, spent: HashMap::new(), last: None };
+        stages.at(Some(Moment { stage: Stage::Loading, step: 0, steps: 0 }));
+        let mut measured = |moment: Moment| -> ControlFlow<Stop> {
+            stages.at(Some(moment));
+            watch(moment)
+        };
+        let result = self.inner.run(order, &mut measured);
+        stages.end();
+        let seconds = since.elapsed().as_secs_f64();
+        metrics.busy_seconds.inc_by(seconds);
+        metrics.batch_videos.observe(order.jobs.len() as f64);
+        if order.resume {
+            metrics.resumed.inc();
+        }
+        match &result {
+            Ok(_) => {
+                let pipeline = order.jobs.first().map_or("", |job| job.config.pipeline.name());
+                metrics.run_seconds.get_or_create(&PipelineLabel { pipeline }).observe(seconds);
+            }
+            Err(RunError::Stopped(Stop::Draining)) if order.steps.is_some() => {
+                metrics.checkpoints.inc();
+            }
+            Err(_) => {}
+        }
+        let ids = order.jobs.iter().map(|job| job.id.clone());
+        let measured = |(inner, id)| Box::new(ObservedMade { inner, id, pulse: Arc::clone(&pulse) }) as Box<dyn Made>;
+        result.map(|made| made.into_iter().zip(ids).map(measured).collect())
+    }
+
+    fn evict(&mut self, shape: &str) {
+        self.inner.evict(shape);
+    }
+}
+
+/// A video whose writing is measured.
+struct ObservedMade {
+    inner: Box<dyn Made>,
+    id: VideoId,
+    pulse: Arc<Pulse>,
+}
+
+impl Made for ObservedMade {
+    fn write(&mut self, folder: &Path) -> Result<Produced, Failure> {
+        let since = Instant::now();
+        let result = self.inner.write(folder);
+        let phase = Phase { phase: "encoding".into() };
+        self.pulse.metrics.phase_seconds.get_or_create(&phase).observe(since.elapsed().as_secs_f64());
+        if let Some(way) = lock(&self.pulse.ways).get_mut(&self.id) {
+            way.written = Some(Instant::now());
+        }
+        result
+    }
+}

@@ -1,0 +1,395 @@
+//! The pipeline as a device of the server: orders become requests, programs of a shape are planned before its first job, and what
+//! is made belongs to the finisher's thread.
+
+mod failures;
+mod files;
+mod made;
+mod pictures;
+mod shapes;
+mod together;
+
+use std::collections::BTreeSet;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use super::device::{Device, Made, Moment, Order, RunError, Stop, Watch};
+use super::error::Failure;
+use super::job::{Accepted, Stage};
+use crate::config::{Config, Decoder, Job, Lora, NumFrames, Reference};
+use crate::media::Mp4Options;
+use crate::pipeline::batch::videos_at_once;
+use crate::pipeline::generate::{check_given, give, inputs, sidecar};
+use crate::pipeline::loras::Loras;
+use crate::pipeline::model::Model;
+use crate::pipeline::options::RunOptions;
+use crate::pipeline::report::RunReport;
+use crate::pipeline::saved::{Every, Saving};
+use crate::pipeline::writer::Made as Written;
+use crate::pipeline::{Generated, Phase, PipelineError, Session, duration, one_line, setup};
+use crate::request::Request;
+use crate::runtime::processes::Group;
+use crate::weights::MergeOrder;
+use files::Inputs;
+use made::ModelMade;
+use shapes::Shapes;
+pub use together::follow;
+use together::{Call, Sent, Together};
+
+/// A call of the device lasts about so long, so that a cancelled job ends soon.
+const CALL: Duration = Duration::from_millis(50);
+
+/// What makes a device of a configuration, on the thread that will own it. `serve.state` has to be given.
+pub fn factory(config: Config) -> impl FnOnce() -> Result<Box<dyn Device>, String> + Send {
+    factory_together(config, None)
+}
+
+/// The same as the first of several processes, whose others [`follow`].
+pub fn factory_together(
+    config: Config,
+    group: Option<Arc<Group>>,
+) -> impl FnOnce() -> Result<Box<dyn Device>, String> + Send {
+    move || {
+        let device = ModelDevice::open(&config, group.as_ref()).map_err(|error| one_line(&error))?;
+        Ok(Box::new(device) as Box<dyn Device>)
+    }
+}
+
+/// Configurations of a model that differ in these are read in different ways.
+type Reading = (bool, bool, Decoder);
+
+fn reading(config: &Config) -> Reading {
+    let official = config.reference != Reference::Diffusers;
+    (official, config.vocoder.stage1_clamp != Reference::Diffusers, config.model.decoder)
+}
+
+/// A model on its devices.
+struct ModelDevice {
+    session: Session,
+    together: Together,
+    inputs: Inputs,
+    every: Duration,
+    rows: usize,
+    shapes: Shapes,
+    /// LoRAs that are merged.
+    loras: (Vec<Lora>, MergeOrder),
+    reading: Reading,
+    /// The model, as other configurations read it.
+    others: Vec<(Reading, Model)>,
+}
+
+/// An order on its way.
+struct Work {
+    configs: Vec<Config>,
+    jobs: Vec<Job>,
+    requests: Vec<Request>,
+    shape: String,
+    /// Videos that its programs make at once.
+    rows: usize,
+    /// Steps of a call.
+    chunk: usize,
+    started: Instant,
+    warnings: Vec<String>,
+}
+
+impl ModelDevice {
+    fn open(config: &Config, group: Option<&Arc<Group>>) -> Result<Self, PipelineError> {
+        let plain = files::startable(config);
+        let together = Together::meet(group, &plain)?;
+        let session = Session::start(&plain, Model::of(&plain)?, group)?;
+        Ok(ModelDevice {
+            inputs: Inputs::of(config)?,
+            every: config.serve.checkpoint.duration(),
+            rows: config.serve.max_batch.unwrap_or(1),
+            shapes: Shapes::default(),
+            loras: (plain.model.loras.clone(), plain.model.lora_merge),
+            reading: reading(&plain),
+            others: Vec::new(),
+            session,
+            together,
+        })
+    }
+
+    /// An order as the model takes it, with everything compiled and planned that it needs.
+    fn prepare(
+        &mut self,
+        order: &Order,
+        tell: &mut dyn FnMut(Stage) -> Result<(), PipelineError>,
+    ) -> Result<Work, PipelineError> {
+        let started = Instant::now();
+        let own = |accepted: &Accepted| {
+            let mut config = self.inputs.named(accepted);
+            if self.together.are_several() {
+                files::local(&mut config, &self.session.config);
+            }
+            config.layout.clone_from(&self.session.config.layout);
+            config.mesh.clone_from(&self.session.config.mesh);
+            config
+        };
+        let mut configs: Vec<Config> = order.jobs.iter().map(|job| own(job)).collect();
+        let Some(first) = order.jobs.first() else { return Err(PipelineError::Input("an order needs a job".into())) };
+        let shape = first.shape.clone();
+        let jobs: Vec<Job> = order
+            .jobs
+            .iter()
+            .enumerate()
+            .map(|(index, accepted)| Job {
+                index,
+                prompt: accepted.prompt().into(),
+                seed: accepted.config.request.seed,
+            })
+            .collect();
+        files::check(&configs[0])?;
+        self.read_as(&configs[0])?;
+        if configs[0].model.loras != self.loras.0 || configs[0].model.lora_merge != self.loras.1 {
+            tell(Stage::Loading)?;
+            self.session.runner.executor.keep_loras(Loras::open(&configs[0].model)?)?;
+            self.loras = (configs[0].model.loras.clone(), configs[0].model.lora_merge);
+        }
+        let group = self.together.group().cloned();
+        if let Some(round_trip) = setup::round_trip(&mut configs[0], group.as_deref())? {
+            let h264 = configs[0].conditioning.h264;
+            self.session.versions["h264"] = Value::from(round_trip.to_string());
+            (self.session.runner.h264, self.session.runner.round_trip) = (h264, Some(round_trip));
+            configs.iter_mut().for_each(|config| config.conditioning.h264 = h264);
+        }
+        if configs[0].request.num_frames.count().is_none() {
+            tell(Stage::TextEncoder)?;
+            let frames = duration::resolve_on(&mut self.session.runner, &configs[0], &jobs)?.request.num_frames;
+            configs.iter_mut().for_each(|config| config.request.num_frames = frames);
+        }
+        let rows = self.rows_of(order);
+        let model = &self.session.runner.model;
+        let mut requests = jobs.iter().map(|job| model.request(&configs[0], job)).collect::<Result<Vec<_>, _>>()?;
+        give(&configs[0], &mut requests)?;
+        check_given(&requests)?;
+        if !self.shapes.is_planned(&shape, &configs[0], rows) {
+            tell(Stage::Compiling)?;
+        }
+        self.shapes.plan(&shape, &configs[0], rows, &mut self.session.runner, group.as_ref())?;
+        Ok(Work { configs, jobs, requests, shape, rows, chunk: 1, started, warnings: Vec::new() })
+    }
+
+    /// Has the model read as a configuration says.
+    fn read_as(&mut self, config: &Config) -> Result<(), PipelineError> {
+        let wanted = reading(config);
+        if wanted == self.reading {
+            return Ok(());
+        }
+        let known = self.others.iter().position(|(reading, _)| *reading == wanted);
+        let model = match known {
+            Some(at) => self.others.swap_remove(at).1,
+            None => Model::of(config)?,
+        };
+        let before = std::mem::replace(&mut self.session.runner.model, model);
+        self.others.push((self.reading, before));
+        self.reading = wanted;
+        self.session.runner.forget_loops();
+        Ok(())
+    }
+
+    /// Where its steps are kept, and those of an ended run. What cannot be gone on with is begun anew.
+    fn saving(&self, order: &Order, work: &mut Work) -> Result<Option<Saving>, PipelineError> {
+        // Processes that run together begin anew.
+        let Some(path) = order.steps.as_ref().filter(|_| !self.together.are_several()) else { return Ok(None) };
+        let every = Some(Every::Time(self.every));
+        let saving = Saving::new(&work.configs[0], &self.session.runner.model, &work.jobs, path, every)?;
+        if !order.resume {
+            return Ok(Some(saving));
+        }
+        Ok(Some(match saving.clone().resumed() {
+            Ok(resumed) => resumed,
+            Err(error) => {
+                tracing::warn!("{}", one_line(&error));
+                work.warnings.push("the steps of an earlier run are of another model or release: begun anew".into());
+                saving
+            }
+        }))
+    }
+
+    /// Makes the videos.
+    fn make(&mut self, order: &Order, work: &mut Work, warms: bool, watch: Watch) -> Result<Vec<Generated>, Ended> {
+        let saving = self.saving(order, work)?;
+        let run = RunOptions {
+            chunk: Some(work.chunk),
+            saving: saving.clone(),
+            encode: self.session.first.then(Mp4Options::default),
+            warms,
+            rows: work.rows,
+            ..RunOptions::default()
+        };
+        let mut stopped = None;
+        let mut told = |phase: Phase, step: usize, steps: usize| {
+            let stage = Stage::of(phase);
+            match self.together.decide(watch(Moment { stage, step, steps })) {
+                ControlFlow::Continue(()) => ControlFlow::Continue(()),
+                // Its last programs take less time than its steps would to be made again.
+                ControlFlow::Break(Stop::Draining) if is_behind_steps(stage) => ControlFlow::Continue(()),
+                ControlFlow::Break(stop) => {
+                    stopped = Some(stop);
+                    ControlFlow::Break(())
+                }
+            }
+        };
+        let made = self.session.runner.generate_batch(&work.requests, &run, &mut told);
+        if let (Some(Stop::Cancelled), Some(saving)) = (stopped, &saving) {
+            saving.finish();
+        }
+        made.map_err(|error| Ended { error, stopped })
+    }
+
+    /// What the finisher's thread gets.
+    fn finish(&mut self, work: Work, videos: Vec<Generated>) -> Result<Vec<Box<dyn Made>>, PipelineError> {
+        let Session { runner, versions, .. } = &self.session;
+        let model = runner.model.identity()?;
+        let hashes = inputs(&work.configs[0])?;
+        let took = work.started.elapsed();
+        let of = |((config, job), generated): ((Config, Job), Generated)| {
+            let written = Written {
+                path: std::path::PathBuf::new(),
+                replace: true,
+                keeps: false,
+                report: RunReport::of(&generated, &runner.executor, took),
+                sidecar: Some(sidecar(&config, &job, &model, &hashes, runner, versions)),
+                job,
+                generated,
+            };
+            Box::new(ModelMade::new(written, config, work.warnings.clone())) as Box<dyn Made>
+        };
+        Ok(work.configs.into_iter().zip(work.jobs).zip(videos).map(of).collect())
+    }
+
+    fn run_order(&mut self, order: &Order, chunk: usize, watch: Watch) -> Result<Vec<Box<dyn Made>>, Ended> {
+        self.session.runner.executor.reset_set_up_time();
+        let (mut stopped, together) = (None, self.together.clone());
+        let mut tell = |stage: Stage| match together.decide(watch(Moment { stage, step: 0, steps: 1 })) {
+            ControlFlow::Continue(()) => Ok(()),
+            ControlFlow::Break(stop) => {
+                stopped = Some(stop);
+                Err(PipelineError::Interrupted(0, 0))
+            }
+        };
+        let prepared = self.prepare(order, &mut tell);
+        let mut work = prepared.map_err(|error| Ended { error, stopped })?;
+        work.chunk = chunk;
+        let videos = self.make(order, &mut work, false, watch)?;
+        self.shapes.took(&work.shape, work.rows, &videos);
+        self.shapes.used(&work.shape, self.session.runner.executor.used());
+        Ok(self.finish(work, videos)?)
+    }
+
+    /// Runs an order by calls of so many steps, as all processes do.
+    fn run_chunks(&mut self, order: &Order, chunk: usize, watch: Watch) -> Result<Vec<Box<dyn Made>>, RunError> {
+        let made = self.run_order(order, chunk, watch).map_err(RunError::from);
+        self.agree(made)
+    }
+
+    /// The outcome, where it is that of all processes.
+    fn agree<T>(&self, made: Result<T, RunError>) -> Result<T, RunError> {
+        let outcome = match &made {
+            Ok(_) => "made".to_string(),
+            Err(RunError::Stopped(_)) => "stopped".into(),
+            Err(RunError::Job(failure)) => failure.code.clone(),
+            Err(RunError::Device(error)) => error.clone(),
+        };
+        self.together.agree(&outcome).map_err(|error| RunError::Device(one_line(&error)))?;
+        made
+    }
+}
+
+/// Whether steps of denoising are behind it.
+fn is_behind_steps(stage: Stage) -> bool {
+    matches!(stage, Stage::Upsampler | Stage::VideoDecoder | Stage::AudioDecoder)
+}
+
+/// What ended an order.
+struct Ended {
+    error: PipelineError,
+    stopped: Option<Stop>,
+}
+
+impl From<PipelineError> for Ended {
+    fn from(error: PipelineError) -> Self {
+        Ended { error, stopped: None }
+    }
+}
+
+impl From<Ended> for RunError {
+    fn from(Ended { error, stopped }: Ended) -> Self {
+        match (stopped, error) {
+            (Some(stop), PipelineError::Interrupted(..)) => RunError::Stopped(stop),
+            (_, error) => failures::of(&error),
+        }
+    }
+}
+
+impl Device for ModelDevice {
+    fn warm(&mut self, order: &Order) -> Result<(), RunError> {
+        let mut sizes = BTreeSet::from([order.jobs.len(), 1]);
+        if order.jobs.len() == 1 && self.rows > 1 {
+            sizes.insert(self.rows);
+        }
+        let Some(first) = order.jobs.first() else { return Ok(()) };
+        for size in sizes {
+            let one = Order { jobs: vec![first.clone()], steps: None, resume: false };
+            self.together.publish(|| Ok(Call::Warm(Sent::of(&one, 1, &self.inputs)?, size))).map_err(Ended::from)?;
+            self.warm_one(&one, size)?;
+        }
+        Ok(())
+    }
+
+    fn run(&mut self, order: &Order, watch: Watch) -> Result<Vec<Box<dyn Made>>, RunError> {
+        let Some(first) = order.jobs.first() else { return Ok(Vec::new()) };
+        let chunk = self.shapes.chunk(&first.shape, self.rows_of(order), CALL);
+        self.together.publish(|| Ok(Call::Run(Sent::of(order, chunk, &self.inputs)?))).map_err(Ended::from)?;
+        self.run_chunks(order, chunk, watch)
+    }
+
+    fn evict(&mut self, shape: &str) {
+        // What the others cannot be told of, they end by.
+        if self.together.publish(|| Ok(Call::Evict(shape.into()))).is_ok() {
+            self.forget(shape);
+        }
+    }
+}
+
+impl Drop for ModelDevice {
+    fn drop(&mut self) {
+        self.together.end();
+    }
+}
+
+impl ModelDevice {
+    /// Videos that programs make at once for an order: of each shape there are those of one, and those of the most.
+    fn rows_of(&self, order: &Order) -> usize {
+        let least = if order.jobs.len() > 1 { self.rows.max(order.jobs.len()) } else { 1 };
+        least.next_multiple_of(videos_at_once(&self.session.runner.build.layout))
+    }
+
+    fn forget(&mut self, shape: &str) {
+        self.shapes.evict(shape, &mut self.session.runner);
+    }
+
+    /// Runs an order's first job, so many of it, by one step a pass.
+    fn warm_one(&mut self, order: &Order, size: usize) -> Result<(), RunError> {
+        let Some(first) = order.jobs.first() else { return Ok(()) };
+        let jobs = vec![first.clone(); size];
+        let made = self.run_once(&Order { jobs, steps: None, resume: false });
+        self.agree(made)
+    }
+
+    /// Runs an order by one step a pass, of which nothing is kept.
+    fn run_once(&mut self, order: &Order) -> Result<(), RunError> {
+        self.session.runner.executor.reset_set_up_time();
+        let mut work = self.prepare(order, &mut |_| Ok(())).map_err(Ended::from)?;
+        match self.make(order, &mut work, true, &mut |_| ControlFlow::Continue(())) {
+            // What one step paints may be anything.
+            Ok(_) | Err(Ended { error: PipelineError::NotFinite(_), .. }) => {}
+            Err(ended) => return Err(ended.into()),
+        }
+        self.shapes.used(&work.shape, self.session.runner.executor.used());
+        Ok(())
+    }
+}

@@ -1,0 +1,99 @@
+//! What is known of shapes: what stays on the devices while one runs, its programs, the time of a step.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{Config, Generated, Phase, PipelineError};
+use crate::pipeline::memory;
+use crate::pipeline::parameters::check_files;
+use crate::pipeline::programs::Programs;
+use crate::pipeline::residency::Keep;
+use crate::pipeline::runner::Runner;
+use crate::runtime::processes::Group;
+
+/// All shapes whose programs are loaded.
+#[derive(Default)]
+pub(super) struct Shapes(BTreeMap<String, Shape>);
+
+#[derive(Default)]
+struct Shape {
+    /// By what programs and parameters follow from beside it.
+    plans: BTreeMap<String, Keep>,
+    /// Hashes.
+    programs: BTreeSet<String>,
+    /// Seconds of a step, by the number of videos made at once.
+    step: BTreeMap<usize, f64>,
+}
+
+/// What a plan follows from, of requests of one shape: frames may have been predicted, and LoRAs take room by stage.
+fn plan_key(config: &Config, rows: usize) -> String {
+    format!("{rows} {:?} {:?}", config.request.num_frames, config.model.loras)
+}
+
+impl Shapes {
+    /// Whether a shape has been run or planned.
+    pub(super) fn is_planned(&self, shape: &str, config: &Config, rows: usize) -> bool {
+        self.0.get(shape).is_some_and(|known| known.plans.contains_key(&plan_key(config, rows)))
+    }
+
+    /// Compiles the programs of a shape, where that has not been done, and decides what stays on the devices.
+    pub(super) fn plan(
+        &mut self,
+        shape: &str,
+        config: &Config,
+        rows: usize,
+        runner: &mut Runner,
+        group: Option<&Arc<Group>>,
+    ) -> Result<(), PipelineError> {
+        let key = plan_key(config, rows);
+        let known = self.0.get(shape).and_then(|known| known.plans.get(&key));
+        let keep = match known {
+            Some(keep) => *keep,
+            None => {
+                let programs = Programs::of(config, None)?.of_rows(rows);
+                check_files(&runner.model.configs, &runner.model.weights, programs.components())?;
+                programs.check(&runner.build)?;
+                memory::plan(config, &programs, &mut runner.executor, &runner.build, group)?
+            }
+        };
+        runner.executor.keep(keep);
+        self.0.entry(shape.into()).or_default().plans.insert(key, keep);
+        Ok(())
+    }
+
+    /// Steps that last about as long as a call should.
+    pub(super) fn chunk(&self, shape: &str, rows: usize, call: Duration) -> usize {
+        let step = self.0.get(shape).and_then(|known| known.step.get(&rows));
+        step.map_or(1, |seconds| ((call.as_secs_f64() / seconds) as usize).max(1))
+    }
+
+    /// Learns the time of a step.
+    pub(super) fn took(&mut self, shape: &str, rows: usize, made: &[Generated]) {
+        let Some(generated) = made.first() else { return };
+        let denoise = generated.timings.iter().find(|took| took.phase == Phase::Denoise);
+        let Some(denoise) = denoise.filter(|_| generated.steps > 0) else { return };
+        let seconds = (denoise.total.as_secs_f64() / generated.steps as f64).max(1e-6);
+        let known = self.0.entry(shape.into()).or_default().step.entry(rows).or_insert(seconds);
+        // The first has more to do beside its steps.
+        *known = known.min(seconds);
+    }
+
+    /// Programs that a run of a shape used.
+    pub(super) fn used(&mut self, shape: &str, programs: &BTreeSet<String>) {
+        self.0.entry(shape.into()).or_default().programs.extend(programs.iter().cloned());
+    }
+
+    /// Forgets a shape; programs of no other one go.
+    pub(super) fn evict(&mut self, shape: &str, runner: &mut Runner) {
+        let Some(own) = self.0.remove(shape) else { return };
+        let others: BTreeSet<&String> = self.0.values().flat_map(|known| &known.programs).collect();
+        let dropped: BTreeSet<String> = own.programs.iter().filter(|hash| !others.contains(hash)).cloned().collect();
+        let before = runner.executor.program_count();
+        runner.drop_programs(&dropped);
+        tracing::info!(
+            "programs of {shape} leave the devices: {} of {before}",
+            before - runner.executor.program_count()
+        );
+    }
+}

@@ -1,0 +1,83 @@
+//! Jobs as they are found on the disk.
+
+use std::io;
+use std::path::Path;
+
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use super::folder::{Folder, TEMPORARY};
+use super::{STEPS, Stored, Variant};
+use crate::media;
+use crate::serve::id::VideoId;
+use crate::serve::job::{Accepted, Produced, Record, State};
+
+/// The accepted request.
+pub(super) const REQUEST: &str = "request.json";
+/// The latest transition.
+pub(super) const RECORD: &str = "job.json";
+/// The batch.
+pub(super) const ORDER: &str = "order.json";
+/// Prefix of folders of jobs that nobody was told of.
+pub(super) const NEW: &str = ".new-";
+
+/// A job and the bytes it takes; why it cannot be read.
+pub(super) fn stored(jobs: &Folder, path: &Path, name: &str) -> Result<(Stored, u64), String> {
+    let id = VideoId::parse(name).ok_or("no id of a video")?;
+    let folder = jobs.child(name).map_err(|error| error.to_string())?;
+    drop_temporaries(&folder);
+    let accepted: Accepted = json(&folder, REQUEST)?.ok_or("no request.json")?;
+    if accepted.id != id {
+        return Err(format!("it says that it is {}", accepted.id));
+    }
+    let record = json(&folder, RECORD)?.unwrap_or_else(Record::queued);
+    let order = json(&folder, ORDER).unwrap_or_default().unwrap_or_default();
+    let produced = (record.state == State::InProgress).then(|| produced(&folder, &path.join(name))).flatten();
+    let bytes = folder.bytes();
+    Ok((Stored { accepted, record, order, has_steps: folder.has_file(STEPS), produced }, bytes))
+}
+
+/// Removes files of a folder that an ended process did not finish.
+pub(super) fn drop_temporaries(folder: &Folder) {
+    let names = folder.names().unwrap_or_default();
+    for name in names.iter().filter_map(|name| name.to_str()).filter(|name| name.starts_with(TEMPORARY)) {
+        drop(folder.unlink(name));
+    }
+}
+
+fn json<T: DeserializeOwned>(folder: &Folder, name: &str) -> Result<Option<T>, String> {
+    match folder.read(name) {
+        Ok(bytes) => serde_json::from_slice(&bytes).map(Some).map_err(|error| format!("{name}: {error}")),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(format!("{name}: {error}")),
+    }
+}
+
+/// What was made, where every file of it is there: each has its name only once it is whole.
+fn produced(folder: &Folder, path: &Path) -> Option<Produced> {
+    if !Variant::each().all(|variant| folder.has_file(variant.file())) {
+        return None;
+    }
+    let sidecar: Value = json(folder, Variant::Sidecar.file()).ok().flatten()?;
+    let hash = |of: &str| sidecar["sha256"][of].as_str().map(str::to_string);
+    // The header is read by this program; a file that needs ffmpeg is none of its own.
+    let clip = media::probe_clip(&path.join(Variant::Video.file()), Path::new("ffmpeg")).ok()?;
+    let size =
+        |variant: Variant| folder.stat(variant.file()).map_or(0, |stat| u64::try_from(stat.st_size).unwrap_or(0));
+    let mut timings = sidecar["timings"].clone();
+    if let Value::Object(all) = &mut timings {
+        // Of these only the sidecar speaks.
+        ["timeline", "programs"].iter().for_each(|key| drop(all.remove(*key)));
+    }
+    Some(Produced {
+        width: clip.width,
+        height: clip.height,
+        num_frames: clip.frames,
+        fps: clip.frame_rate?,
+        bytes: Variant::each().map(size).sum(),
+        frames_sha256: hash("frames")?,
+        samples_sha256: hash("samples")?,
+        timings,
+        warnings: Vec::new(),
+    })
+}

@@ -1,0 +1,83 @@
+//! The container's recipe, and the script that runs its steps where there is no docker.
+
+use std::fs;
+use std::process::Command;
+
+use crate::support::needs;
+
+/// Instructions of the Dockerfile, by stage, continued lines joined.
+fn instructions() -> Vec<(String, String)> {
+    let text = fs::read_to_string("container/Dockerfile").expect("the recipe").replace("\\\n", "");
+    let mut stage = String::new();
+    let lines = text.lines().filter(|line| !line.trim().is_empty() && !line.starts_with('#'));
+    let named = lines.map(|line| {
+        if let Some((_, name)) = line.strip_prefix("FROM ").and_then(|rest| rest.split_once(" AS ")) {
+            stage = name.into();
+        }
+        (stage.clone(), line.to_string())
+    });
+    named.collect()
+}
+
+/// What the script would do for a target: stage, what is done, instruction.
+fn listed(target: &str) -> Vec<(String, String, String)> {
+    let done = Command::new("python3").args(["container/steps.py", target, "--list"]).output().expect("python3 runs");
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    let text = String::from_utf8(done.stdout).expect("text");
+    let rows = text.lines().map(|line| {
+        let mut parts = line.splitn(3, '\t').map(String::from);
+        let mut next = || parts.next().expect("three columns");
+        (next(), next(), next())
+    });
+    rows.collect()
+}
+
+/// The script takes each instruction of the recipe, in its order, and leaves out what changes an image's system alone.
+#[needs(nothing)]
+fn the_script_has_the_recipe_s_steps() {
+    for target in ["cpu", "cuda"] {
+        let stages = ["build", "base", target];
+        let wanted: Vec<(String, String)> = instructions()
+            .into_iter()
+            .filter(|(stage, line)| stages.contains(&stage.as_str()) && !line.starts_with("FROM "))
+            .collect();
+        let rows = listed(target);
+        let got: Vec<(String, String)> = rows.iter().map(|(stage, _, line)| (stage.clone(), line.clone())).collect();
+        assert_eq!(got, wanted, "{target}");
+        let run = |line: &str| rows.iter().find(|(_, _, own)| own.contains(line)).map(|(_, done, _)| done.as_str());
+        assert_eq!(run("cargo install"), Some("run"));
+        assert_eq!(run(&format!("plugin install {target}")), Some("run"));
+        let left_out: Vec<&String> = rows.iter().filter(|r| r.1.starts_with("left out")).map(|r| &r.2).collect();
+        let allowed = ["RUN apt-get ", "RUN useradd ", "RUN chown "];
+        assert!(left_out.iter().all(|line| allowed.iter().any(|a| line.starts_with(a))), "{left_out:?}");
+    }
+}
+
+/// The image runs as a user without rights, tells of its health, and keeps its state in a volume.
+#[needs(nothing)]
+fn the_image_is_what_an_operator_asks_for() {
+    for target in ["cpu", "cuda"] {
+        let own: Vec<String> = listed(target).into_iter().map(|(_, _, line)| line).collect();
+        let last = |word: &str| own.iter().rfind(|line| line.starts_with(word)).cloned().unwrap_or_default();
+        assert_eq!(last("USER "), "USER ltx2", "{target}");
+        assert_eq!(own.last(), Some(&"USER ltx2".to_string()), "nothing runs as root behind the user");
+        assert!(last("HEALTHCHECK ").ends_with("CMD curl -sf http://127.0.0.1:8000/health"), "{target}");
+        assert!(last("VOLUME ").contains("\"/state\""), "{target}");
+        let entry = last("ENTRYPOINT ");
+        assert!(entry.contains("\"serve\"") && entry.contains("\"--state\", \"/state\""), "{entry}");
+    }
+    // What docker is sent has no model, build folder or plugin of this machine.
+    let ignored = fs::read_to_string(".dockerignore").expect("a list");
+    assert!(["target", "plugins", "models", ".git"].iter().all(|name| ignored.lines().any(|line| line == *name)));
+}
+
+/// The steps end in a server that is healthy by the image's own check, makes a video, and keeps it over a restart.
+#[needs(cpu, full)]
+fn the_steps_make_a_server() {
+    let done = Command::new("python3")
+        .args(["container/steps.py", "cpu", "--binary", env!("CARGO_BIN_EXE_ltx2")])
+        .output()
+        .expect("python3 runs");
+    let said = format!("{}{}", String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
+    assert!(done.status.success() && said.contains("kept it over a restart"), "{said}");
+}

@@ -1,0 +1,420 @@
+//! Figures of the server beside its goals, on a device that follows a script: what the server costs, apart from the model.
+//! `make serve-load` runs them alone and writes the table. A figure that misses its goal fails there, not
+//! here: other work of the machine shows in it.
+
+use std::io::Cursor;
+use std::net::SocketAddr;
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use ltx2::serve::device::{Device, Made, Moment, Order, RunError, Watch};
+use ltx2::serve::error::Failure;
+use ltx2::serve::job::{Produced, Stage};
+use ltx2::serve::server::{Options, Server};
+use ltx2::serve::store::Variant;
+use serde_json::{Value, json};
+
+use crate::scripted;
+use crate::site::{Client, Events, started};
+use crate::support::harness::note_figure as note;
+use crate::support::needs;
+
+/// Milliseconds, sorted.
+struct Times(Vec<f64>);
+
+impl Times {
+    fn of(times: impl IntoIterator<Item = Duration>) -> Self {
+        let mut ms: Vec<f64> = times.into_iter().map(|time| time.as_secs_f64() * 1e3).collect();
+        ms.sort_by(f64::total_cmp);
+        assert!(!ms.is_empty());
+        Times(ms)
+    }
+
+    fn at(&self, share: f64) -> f64 {
+        self.0[((self.0.len() - 1) as f64 * share).round() as usize]
+    }
+
+    /// Notes median and 99 % against their goals.
+    fn note(&self, what: &str, median: f64, most: f64) {
+        let (p50, p99) = (self.at(0.5), self.at(0.99));
+        let figure = format!("{p50:.2} ms, {p99:.2} ms ({} times)", self.0.len());
+        note(what, &format!("median {median} ms, 99 % {most} ms"), &figure, p50 < median && p99 < most);
+    }
+}
+
+/// What the device and its videos did, with the time.
+#[derive(Default)]
+struct Log {
+    /// Begin and end of each order.
+    runs: Mutex<Vec<(Instant, Instant)>>,
+    /// End of each step.
+    steps: Mutex<Vec<Instant>>,
+    /// Time that files took.
+    writes: Mutex<Vec<Duration>>,
+}
+
+/// A device of steps of a length, which writes down when what happened.
+struct Timed {
+    log: Arc<Log>,
+}
+
+/// Number in a prompt, as `steps=4`.
+fn number(prompt: &str, name: &str) -> Option<f64> {
+    prompt.split_whitespace().find_map(|word| word.strip_prefix(name)?.strip_prefix('=')?.parse().ok())
+}
+
+impl Device for Timed {
+    fn warm(&mut self, _: &Order) -> Result<(), RunError> {
+        Ok(())
+    }
+
+    fn run(&mut self, order: &Order, watch: Watch) -> Result<Vec<Box<dyn Made>>, RunError> {
+        let begun = Instant::now();
+        let prompt = order.jobs[0].prompt();
+        let steps = number(prompt, "steps").unwrap_or(1.0) as usize;
+        let pause = Duration::from_secs_f64(number(prompt, "ms").unwrap_or(0.0) / 1e3);
+        let mut ended = Ok(());
+        for step in 0..steps {
+            std::thread::sleep(pause);
+            self.log.steps.lock().unwrap().push(Instant::now());
+            if let ControlFlow::Break(stop) = watch(Moment { stage: Stage::Denoise, step: step + 1, steps }) {
+                ended = Err(RunError::Stopped(stop));
+                break;
+            }
+        }
+        self.log.runs.lock().unwrap().push((begun, Instant::now()));
+        ended?;
+        Ok(order.jobs.iter().map(|_| Box::new(Written(Arc::clone(&self.log))) as _).collect())
+    }
+
+    fn evict(&mut self, _: &str) {}
+}
+
+/// A small video, whose writing is timed.
+struct Written(Arc<Log>);
+
+impl Made for Written {
+    fn write(&mut self, folder: &Path) -> Result<Produced, Failure> {
+        let begun = Instant::now();
+        let mut bytes = 0;
+        for (variant, contents) in scripted::files() {
+            std::fs::write(folder.join(variant.file()), contents)
+                .map_err(|e| Failure::new("internal", e.to_string()))?;
+            bytes += contents.len() as u64;
+        }
+        std::fs::write(folder.join(Variant::Sidecar.file()), "{}")
+            .map_err(|e| Failure::new("internal", e.to_string()))?;
+        self.0.writes.lock().unwrap().push(begun.elapsed());
+        Ok(Produced {
+            width: 32,
+            height: 32,
+            num_frames: 9,
+            fps: 24.0,
+            bytes,
+            frames_sha256: String::new(),
+            samples_sha256: String::new(),
+            timings: Value::Null,
+            warnings: Vec::new(),
+        })
+    }
+}
+
+/// A server on the timed device.
+struct Bench {
+    server: Server,
+    log: Arc<Log>,
+    _folder: tempfile::TempDir,
+}
+
+impl Bench {
+    fn start() -> Self {
+        let folder = scripted::quick_folder();
+        let log = Arc::new(Log::default());
+        let own = Arc::clone(&log);
+        let keys = ["queue=2000", "queue_per_key=2000"];
+        let server = started(&folder.path().join("state"), &keys, Options::default(), Timed { log: own });
+        Bench { server, log, _folder: folder }
+    }
+
+    fn to(&self) -> SocketAddr {
+        self.server.address()
+    }
+
+    fn connection(&self) -> Client {
+        Client::to(self.to())
+    }
+
+    fn end(self) {
+        assert_eq!(self.server.end(|| false), 0);
+    }
+}
+
+/// A request of the server's smallest video.
+fn request(prompt: &str) -> Value {
+    json!({"prompt": prompt, "size": "64x64", "num_frames": 9})
+}
+
+/// Takes a video into the queue; its id.
+fn create(client: &mut Client, prompt: &str) -> String {
+    let answer = client.send("POST", "/v1/videos", Some(&request(prompt)));
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    answer.json()["id"].as_str().expect("an id").into()
+}
+
+/// Waits for a video's end by its events; the moment of each, with its object.
+fn followed(to: SocketAddr, id: &str) -> Vec<(Instant, String, Value)> {
+    Events::open(Client::to(to), &format!("/v1/videos/{id}/events"))
+        .map(|(name, data)| (Instant::now(), name, data))
+        .collect()
+}
+
+/// A PNG of some bytes, which cannot be packed.
+fn large_png(bytes: usize) -> Vec<u8> {
+    let side = ((bytes / 3) as f64).sqrt() as u32;
+    let mut state = 1u32;
+    let noise = image::RgbImage::from_fn(side, side, |_, _| {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        image::Rgb([(state >> 24) as u8, (state >> 16) as u8, (state >> 8) as u8])
+    });
+    let mut png = Cursor::new(Vec::new());
+    noise.write_to(&mut png, image::ImageFormat::Png).expect("a PNG");
+    png.into_inner()
+}
+
+const FORM: &str = "multipart/form-data; boundary=b";
+
+fn form(prompt: &str, image: &[u8]) -> Vec<u8> {
+    let mut body = Vec::new();
+    for (name, value) in [("prompt", prompt), ("size", "64x64"), ("num_frames", "9")] {
+        body.extend(format!("--b\r\nContent-Disposition: form-data; name=\"{name}\"\r\n\r\n{value}\r\n").bytes());
+    }
+    body.extend(b"--b\r\nContent-Disposition: form-data; name=\"input_reference\"; filename=\"a.png\"\r\n\r\n");
+    body.extend(image);
+    body.extend(b"\r\n--b--\r\n");
+    body
+}
+
+#[needs(full)]
+fn creates() {
+    let bench = Bench::start();
+    let mut connection = bench.connection();
+    let mut timed = |send: &mut dyn FnMut(&mut Client)| {
+        let begun = Instant::now();
+        send(&mut connection);
+        begun.elapsed()
+    };
+    let texts = (0..300).map(|at| timed(&mut |c| drop(create(c, &format!("text {at}")))));
+    Times::of(texts.collect::<Vec<_>>()).note("create, text only", 10.0, 30.0);
+    let image = large_png(4 << 20);
+    assert!(image.len() > 3 << 20, "{} bytes", image.len());
+    let images = (0..40).map(|at| {
+        let body = form(&format!("image {at}"), &image);
+        timed(&mut |c| {
+            let answer = c.exchange("POST", "/v1/videos", &[("content-type", FORM)], Some(&body)).expect("an answer");
+            assert_eq!(answer.status, 200, "{}", answer.text());
+        })
+    });
+    Times::of(images.collect::<Vec<_>>()).note("create, with a PNG of 4 MiB", 150.0, 400.0);
+    bench.end();
+}
+
+#[needs(full)]
+fn polls() {
+    let bench = Bench::start();
+    let id = create(&mut bench.connection(), "steps=100000 ms=1");
+    let path = format!("/v1/videos/{id}");
+    // Four connections, together a thousand requests a second for five seconds.
+    let (sender, times) = channel();
+    std::thread::scope(|scope| {
+        for at in 0..4 {
+            let (sender, path, mut connection) = (sender.clone(), &path, bench.connection());
+            scope.spawn(move || {
+                let begun = Instant::now() + Duration::from_millis(at);
+                for turn in 0..1250 {
+                    let due = begun + Duration::from_millis(4 * turn);
+                    std::thread::sleep(due.saturating_duration_since(Instant::now()));
+                    let asked = Instant::now();
+                    assert_eq!(connection.get(path).status, 200);
+                    sender.send(asked.elapsed()).expect("heard");
+                }
+            });
+        }
+    });
+    drop(sender);
+    Times::of(times).note("poll, at 1,000 a second", 1.0, 5.0);
+    let begun = Instant::now();
+    let answered = std::thread::scope(|scope| {
+        let waiters: Vec<_> = (0..1000)
+            .map(|_| {
+                let path = &path;
+                let to = bench.to();
+                std::thread::Builder::new().stack_size(256 << 10).spawn_scoped(scope, move || {
+                    let mut connection = Client::to(to);
+                    let ask = |_| {
+                        let asked = Instant::now();
+                        assert_eq!(connection.get(path).status, 200);
+                        asked.elapsed()
+                    };
+                    (0..10).map(ask).collect::<Vec<_>>()
+                })
+            })
+            .map(|thread| thread.expect("a thread"))
+            .collect();
+        waiters.into_iter().flat_map(|waiter| waiter.join().expect("answered")).collect::<Vec<_>>()
+    });
+    let (count, seconds, p99) = (answered.len(), begun.elapsed().as_secs_f64(), Times::of(answered).at(0.99));
+    let figure = format!("{count} answered in {seconds:.1} s, 99 % within {p99:.0} ms");
+    note(
+        "10,000 polls over 1,000 connections",
+        "all answered, 99 % within 250 ms",
+        &figure,
+        count == 10_000 && p99 < 250.0,
+    );
+    bench.connection().send("DELETE", &path, None);
+    bench.end();
+}
+
+#[needs(full)]
+fn events() {
+    let bench = Bench::start();
+    let mut first = Vec::new();
+    let id = create(&mut bench.connection(), "steps=200 ms=20");
+    for _ in 0..100 {
+        let connection = bench.connection();
+        let asked = Instant::now();
+        let begun = Events::open(connection, &format!("/v1/videos/{id}/events")).next().expect("an event");
+        assert_eq!(begun.0, "video", "the first event is the whole object");
+        first.push(asked.elapsed());
+    }
+    Times::of(first).note("first byte of a stream of events", 5.0, 50.0);
+    let id = {
+        let last = followed(bench.to(), &id);
+        assert_eq!(last.last().expect("an event").2["status"], "completed");
+        bench.log.steps.lock().unwrap().clear();
+        create(&mut bench.connection(), "steps=100 ms=20")
+    };
+    let heard = followed(bench.to(), &id);
+    let steps = bench.log.steps.lock().unwrap().clone();
+    let late = heard.iter().filter(|(_, name, data)| name == "progress" && data["step"].as_u64().unwrap_or(0) > 0);
+    let late: Vec<Duration> = late
+        .map(|(when, _, data)| when.duration_since(steps[data["step"].as_u64().unwrap_or(1) as usize - 1]))
+        .collect();
+    assert!(late.len() >= 90, "{} of 100 steps were told", late.len());
+    Times::of(late).note("a step is done, to its event", 5.0, 50.0);
+    bench.end();
+}
+
+#[needs(full)]
+fn cancels() {
+    let bench = Bench::start();
+    let mut connection = bench.connection();
+    let cancel = |connection: &mut Client, id: &str| {
+        let asked = Instant::now();
+        let answer = connection.send("POST", &format!("/v1/videos/{id}/cancel"), None);
+        assert_eq!((answer.status, &answer.json()["error"]["code"]), (200, &"cancelled".into()));
+        (asked, asked.elapsed())
+    };
+    let running = create(&mut connection, "steps=100000 ms=50");
+    let queued: Vec<String> = (0..100).map(|at| create(&mut connection, &format!("waits {at}"))).collect();
+    Times::of(queued.iter().map(|id| cancel(&mut connection, id).1).collect::<Vec<_>>()).note(
+        "cancel, queued",
+        5.0,
+        20.0,
+    );
+    cancel(&mut connection, &running);
+    scripted::until("the cancelled video to leave the device", || bench.log.runs.lock().unwrap().len() == 1);
+    let mut stops = Vec::new();
+    for at in 0..30 {
+        let id = create(&mut connection, &format!("steps=100000 ms=50 at {at}"));
+        std::thread::sleep(Duration::from_millis(60 + at * 3));
+        let (asked, _) = cancel(&mut connection, &id);
+        scripted::until("the cancelled video to leave the device", || {
+            bench.log.runs.lock().unwrap().len() == at as usize + 2
+        });
+        stops.push(bench.log.runs.lock().unwrap().last().expect("a run").1.duration_since(asked));
+    }
+    Times::of(stops).note("cancel, running, steps of 50 ms: to the device's being free", 50.0 / 2.0 + 10.0, 100.0);
+    bench.end();
+}
+
+#[needs(full)]
+fn overhead() {
+    let bench = Bench::start();
+    let mut connection = bench.connection();
+    let mut times = Vec::new();
+    for at in 0..200 {
+        bench.log.runs.lock().unwrap().clear();
+        bench.log.writes.lock().unwrap().clear();
+        let begun = Instant::now();
+        let id = create(&mut connection, &format!("steps=2 ms=5 alone {at}"));
+        let (done, _, data) = followed(bench.to(), &id).pop().expect("an event");
+        assert_eq!(data["status"], "completed");
+        let run = bench.log.runs.lock().unwrap()[0];
+        let write = bench.log.writes.lock().unwrap()[0];
+        times.push(done.duration_since(begun).saturating_sub(run.1.duration_since(run.0)).saturating_sub(write));
+    }
+    Times::of(times).note(
+        "overhead of a request: sent to completed, less the device's time and the files'",
+        20.0,
+        60.0,
+    );
+    bench.log.runs.lock().unwrap().clear();
+    let hold = create(&mut connection, "steps=10 ms=50 first");
+    let ids: Vec<String> = (0..200).map(|at| create(&mut connection, &format!("ms=5 {at}"))).collect();
+    for id in [&hold].into_iter().chain(&ids) {
+        followed(bench.to(), id);
+    }
+    let runs = bench.log.runs.lock().unwrap().clone();
+    let idle = runs.windows(2).map(|pair| pair[1].0.duration_since(pair[0].1));
+    Times::of(idle.collect::<Vec<_>>()).note("device idle between queued videos of one size", 5.0, 20.0);
+    bench.end();
+}
+
+#[needs(full)]
+fn starts_and_ends() {
+    let mut starts = Vec::new();
+    let mut ends = Vec::new();
+    for at in 0..10 {
+        let begun = Instant::now();
+        let bench = Bench::start();
+        starts.push(begun.elapsed());
+        let mut connection = bench.connection();
+        let id = create(&mut connection, &format!("steps=100000 ms=50 {at}"));
+        scripted::until("it to run", || connection.get(&format!("/v1/videos/{id}")).json()["status"] == "in_progress");
+        let asked = Instant::now();
+        bench.end();
+        ends.push(asked.elapsed());
+    }
+    Times::of(starts).note("start to ready, beyond the model's own", 200.0, 1000.0);
+    Times::of(ends).note("asked to end, steps of 50 ms: to the end", 550.0, 2100.0);
+}
+
+/// Bytes of this process in memory.
+fn resident() -> f64 {
+    let text = std::fs::read_to_string("/proc/self/statm").expect("Linux");
+    text.split_whitespace().nth(1).and_then(|pages| pages.parse::<f64>().ok()).expect("pages") * 4096.0
+}
+
+#[needs(full)]
+fn memory() {
+    let bench = Bench::start();
+    let mut connection = bench.connection();
+    let mut make = |count: usize| {
+        for at in 0..count {
+            let id = create(&mut connection, &format!("flat {at}"));
+            let path = format!("/v1/videos/{id}");
+            scripted::until("it to be made", || connection.get(&path).json()["status"] == "completed");
+            // As many are kept as before: what grows with them is not what is looked for.
+            connection.send("DELETE", &path, None);
+        }
+        resident()
+    };
+    let (early, late) = (make(40), make(960));
+    let grown = (late / early - 1.0) * 100.0;
+    let figure = format!("{:.1} MB after 40, {:.1} MB after 1,000: {grown:+.2} %", early / 1e6, late / 1e6);
+    note("memory over 1,000 videos", "within 2 % of that after 40", &figure, grown < 2.0);
+    bench.end();
+}

@@ -1,0 +1,94 @@
+//! The guide's commands, as its reader types them: all of them in order, in one shell, on the toy model.
+
+use std::fs;
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use crate::support::{self, needs};
+
+/// Longest time that the commands may take together.
+const SECONDS: u64 = 900;
+
+/// Fenced blocks of a language, but for those that build an image.
+fn blocks(page: &str, language: &str) -> Vec<String> {
+    let fence = format!("```{language}\n");
+    let found =
+        page.split(&fence).skip(1).filter_map(|rest| rest.split_once("\n```").map(|(block, _)| block.to_string()));
+    found.filter(|block| !block.starts_with("make ")).collect()
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a port").port()
+}
+
+/// Whether a file is an MP4.
+fn is_video(file: &Path) -> bool {
+    fs::read(file).is_ok_and(|bytes| bytes.get(4..8) == Some(b"ftyp"))
+}
+
+#[needs(cpu)]
+fn the_page_s_commands_do_what_it_says() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let page = fs::read_to_string("docs/guides/serving.md").expect("the guide");
+    let port = free_port();
+    let program = blocks(&page, "sh").join("\n").replace("localhost:8000", &format!("127.0.0.1:{port}"));
+    assert!(program.matches("curl").count() > 10, "{program}");
+    // What a reader has otherwise: the program on the path, with a model and a folder of its own.
+    let program_on_path = format!(
+        "#!/bin/sh\ncommand=$1\nshift\nexec '{binary}' \"$command\" --listen 127.0.0.1:{port} --state '{state}' -m '{model}' \
+         --set sampler.steps=4 --set runtime.compile_cache='{programs}' \"$@\"\n",
+        binary = env!("CARGO_BIN_EXE_ltx2"),
+        state = folder.path().join("state").display(),
+        programs = support::programs().display(),
+        model = fs::canonicalize("assets/nano").expect("the toy model").display(),
+    );
+    let wrapper = folder.path().join("ltx2");
+    fs::write(&wrapper, program_on_path).expect("written");
+    fs::set_permissions(&wrapper, fs::Permissions::from_mode(0o755)).expect("a mode");
+    let prelude = format!("set -m\nPATH='{}':$PATH\n", folder.path().display());
+    // The server is ended whatever fails.
+    let bounded =
+        format!("{prelude}trap 'kill -KILL %1 2>/dev/null' EXIT\nset -e -o pipefail\n{program}\ntrap - EXIT\n");
+    let script = folder.path().join("guide.sh");
+    fs::write(&script, bounded).expect("written");
+    let done = Command::new("timeout")
+        .args([&format!("{SECONDS}"), "bash"])
+        .arg(&script)
+        .current_dir(folder.path())
+        .output()
+        .expect("bash runs");
+    let said = format!("{}{}", String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
+    assert!(done.status.success(), "{:?}: {said}", done.status);
+    for name in ["a.mp4", "b.mp4", "c.mp4"] {
+        assert!(is_video(&folder.path().join(name)), "{name}: {said}");
+    }
+    let sidecar: serde_json::Value =
+        serde_json::from_slice(&fs::read(folder.path().join("a.json")).expect("a sidecar")).expect("JSON");
+    assert_eq!(sidecar["config"]["request"]["seed"], 7, "{sidecar}");
+    let first: serde_json::Value =
+        serde_json::from_slice(&fs::read(folder.path().join("job.json")).expect("an answer")).expect("JSON");
+    assert_eq!((&first["object"], &first["seed"]), (&"video".into(), &7.into()), "{first}");
+    assert!(said.contains("event: progress") && said.contains("event: video"), "{said}");
+    assert!(said.contains("\"video.deleted\"") && said.contains("ltx2_jobs_total{"), "{said}");
+    // The server has ended: nobody listens any more.
+    std::thread::sleep(Duration::from_millis(100));
+    TcpListener::bind(("127.0.0.1", port)).expect("the port is free again");
+}
+
+/// A page that names a flag of the server names one that it has.
+#[needs(nothing)]
+fn the_page_names_flags_that_exist() {
+    let page = fs::read_to_string("docs/guides/serving.md").expect("the guide");
+    let done = Command::new(env!("CARGO_BIN_EXE_ltx2")).args(["serve", "--help"]).output().expect("ltx2 runs");
+    let help = String::from_utf8_lossy(&done.stdout).into_owned();
+    let words = page.split(|c: char| !(c.is_ascii_alphanumeric() || c == '-'));
+    let other = ["--gpus", "--test"];
+    let named: Vec<&str> =
+        words.filter(|word| word.starts_with("--") && word.len() > 3 && !other.contains(word)).collect();
+    assert!(named.len() > 20, "{named:?}");
+    let unknown: Vec<&&str> = named.iter().filter(|flag| !help.contains(**flag)).collect();
+    assert!(unknown.is_empty(), "{unknown:?} are no flags of `ltx2 serve`");
+}

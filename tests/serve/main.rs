@@ -1,0 +1,29 @@
+//! Tests of the server: jobs and their store, HTTP, the page. Most run on a scripted device, without a model.
+
+#![allow(clippy::unwrap_used)] // A test ends where something is not as it should be.
+#![allow(unreachable_pub)] // Nobody uses a test binary as a library.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod api;
+mod auth;
+mod container;
+mod crash;
+mod disk;
+mod events;
+mod figures;
+mod guide;
+mod jobs;
+mod limits;
+mod load;
+mod malformed;
+mod nano;
+mod paths;
+mod recorded;
+mod scripted;
+mod site;
+
+fn main() -> std::process::ExitCode {
+    support::harness::main()
+}

@@ -1,0 +1,464 @@
+//! Jobs on a model: their bytes are those of `ltx2 generate` from their sidecar, however they come about.
+
+use std::io::{BufRead, BufReader};
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::support::{self, needs};
+use ltx2::config::{Config, load};
+use ltx2::runtime::processes::{Group, Launch, Timeouts};
+use ltx2::serve::device::{Device, Made, Moment, Order, RunError, Stop};
+use ltx2::serve::id::Ids;
+use ltx2::serve::job::{Accepted, Produced, Stage};
+use ltx2::serve::model_device::{factory_together, follow};
+use serde_json::{Map, Value};
+
+/// A configuration for a server whose state is in `state`: the reference's smallest model.
+fn config(state: &Path, set: &[&str]) -> Config {
+    let own = [
+        format!("runtime.compile_cache={}", support::programs().display()),
+        format!("serve.state={}", state.display()),
+        "serve.checkpoint=0s".into(),
+    ];
+    let set = own.into_iter().chain(set.iter().map(|s| (*s).to_string())).collect();
+    let files = vec![support::tiny().to_string()];
+    load(&ltx2::config::CliOverrides { files, set, ..Default::default() }).expect("a configuration").config
+}
+
+/// A device, and the folder that it keeps nothing but inputs in.
+struct Server {
+    state: tempfile::TempDir,
+    device: Box<dyn Device>,
+    set: Vec<String>,
+    ids: Ids,
+}
+
+impl Server {
+    fn start(set: &[&str]) -> Self {
+        Server::start_together(set, None)
+    }
+
+    fn start_together(set: &[&str], group: Option<Arc<Group>>) -> Self {
+        let state = tempfile::tempdir().expect("a folder");
+        std::fs::create_dir(state.path().join("inputs")).expect("a folder");
+        let device = factory_together(config(state.path(), set), group)().expect("a device");
+        let set = set.iter().map(|s| (*s).to_string()).collect();
+        Server { state, device, set, ids: Ids::behind(None) }
+    }
+
+    /// A job by its settings beside the server's. Its shape is what `shape` says.
+    fn job(&self, shape: &str, set: &[&str], inputs: &[&str]) -> Arc<Accepted> {
+        let all: Vec<&str> = self.set.iter().map(String::as_str).chain(set.iter().copied()).collect();
+        let mut config = config(self.state.path(), &all);
+        // Files are named as the store names them.
+        let names = inputs.iter().map(|name| (self.state.path().join("inputs").join(name), *name));
+        for (path, name) in names {
+            let path = path.display().to_string();
+            let request = &mut config.request;
+            request.images.iter_mut().filter(|i| i.path == path).for_each(|i| i.path = name.into());
+            request.audio.iter_mut().filter(|a| a.path == path).for_each(|a| a.path = name.into());
+            request.video.iter_mut().filter(|v| **v == path).for_each(|v| *v = name.into());
+        }
+        Arc::new(Accepted {
+            id: self.ids.next().expect("an id"),
+            created_at: 0,
+            owner: String::new(),
+            model: "tiny".into(),
+            config,
+            fields: Map::new(),
+            seconds: None,
+            user: None,
+            metadata: Map::new(),
+            warnings: Vec::new(),
+            remixed_from: None,
+            inputs: inputs.iter().map(|name| (*name).into()).collect(),
+            body_sha256: String::new(),
+            idempotency_key: None,
+            traceparent: None,
+            shape: shape.into(),
+            batch_key: String::new(),
+        })
+    }
+
+    /// Copies a file to where the store has those that are given.
+    fn gives(&self, file: &Path) -> String {
+        let name = file.file_name().and_then(|name| name.to_str()).expect("a name");
+        let kept = self.state.path().join("inputs").join(name);
+        std::fs::copy(file, &kept).expect("copied");
+        kept.display().to_string()
+    }
+
+    fn run(&mut self, order: &Order) -> Vec<Box<dyn Made>> {
+        self.device.run(order, &mut |_| ControlFlow::Continue(())).expect("runs")
+    }
+
+    /// Makes one job's video and writes it; its folder.
+    fn make(&mut self, job: &Arc<Accepted>) -> Video {
+        let made = self.run(&order(std::slice::from_ref(job))).pop().expect("a video");
+        Video::write(made)
+    }
+}
+
+fn order(jobs: &[Arc<Accepted>]) -> Order {
+    Order { jobs: jobs.to_vec(), steps: None, resume: false }
+}
+
+/// A written video.
+struct Video {
+    folder: tempfile::TempDir,
+    produced: Produced,
+}
+
+impl Video {
+    fn write(mut made: Box<dyn Made>) -> Video {
+        let folder = tempfile::tempdir().expect("a folder");
+        let produced = made.write(folder.path()).expect("written");
+        Video { folder, produced }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn hashes(&self) -> [&str; 2] {
+        [&self.produced.frames_sha256, &self.produced.samples_sha256]
+    }
+
+    fn sidecar(&self) -> Value {
+        serde_json::from_slice(&std::fs::read(self.path("video.json")).expect("a sidecar")).expect("JSON")
+    }
+
+    /// `generate` from the sidecar makes the same frames and samples.
+    fn is_generates(&self) {
+        let again = self.path("again.mp4");
+        let ran = support::ltx2().args(["generate", "-c"]).arg(self.path("video.json")).arg("-o").arg(&again).output();
+        let ran = ran.expect("the binary runs");
+        assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+        let sidecar = std::fs::read(self.path("again.json")).expect("a sidecar");
+        let sidecar: Value = serde_json::from_slice(&sidecar).expect("JSON");
+        let hashes = ["frames", "samples"].map(|key| sidecar["sha256"][key].as_str().unwrap_or_default().to_string());
+        assert_eq!(hashes.each_ref().map(String::as_str), self.hashes());
+        let programs = &self.sidecar()["programs"];
+        assert_eq!(programs, &sidecar["programs"], "programs are the job's own");
+    }
+}
+
+#[needs(cpu)]
+fn a_job_is_generate_s_alone_and_in_a_batch() {
+    let mut server = Server::start(&["serve.max_batch=2"]);
+    let prompts = [["request.prompt=a red ball", "request.seed=3"], ["request.prompt=rain", "request.seed=4"]];
+    let jobs = prompts.map(|set| server.job("small", &set, &[]));
+    let alone = jobs.each_ref().map(|job| server.make(job));
+    alone[0].is_generates();
+    let produced = &alone[0].produced;
+    assert_eq!((produced.width, produced.height, produced.num_frames, produced.fps), (64, 96, 9, 24.0));
+    assert!(produced.timings["denoise"]["total"].as_f64().is_some_and(|s| s > 0.0), "{}", produced.timings);
+    let names = ["video.mp4", "video.json", "thumb.jpg", "sprite.jpg", "audio.wav"];
+    let bytes: u64 = names.iter().map(|name| alone[0].path(name).metadata().expect("a file").len()).sum();
+    assert_eq!(produced.bytes, bytes);
+    let picture = |name: &str| image_size(&alone[0].path(name));
+    assert_eq!((picture("thumb.jpg"), picture("sprite.jpg")), ([64, 96], [5 * 64, 5 * 96]));
+    let sound = ltx2::media::read_wav(&alone[0].path("audio.wav")).expect("a WAV file");
+    assert!(sound.samples().iter().any(|sample| *sample != 0.0));
+    assert_ne!(alone[0].hashes(), alone[1].hashes());
+
+    let together: Vec<Video> = server.run(&order(&jobs)).into_iter().map(Video::write).collect();
+    for (alone, together) in alone.iter().zip(&together) {
+        assert_eq!(together.hashes(), alone.hashes(), "a neighbour changes no bit");
+        assert_eq!(together.produced.timings["videos_together"], 2);
+    }
+    together[1].is_generates();
+}
+
+fn image_size(path: &Path) -> [usize; 2] {
+    let bytes = std::fs::read(path).expect("a picture");
+    // The frame's header of a JPEG: its height, then its width.
+    let at = bytes.windows(2).position(|pair| pair == [0xff, 0xc0]).expect("a baseline JPEG");
+    let word = |at: usize| usize::from(u16::from_be_bytes([bytes[at], bytes[at + 1]]));
+    [word(at + 7), word(at + 5)]
+}
+
+/// A failed write loses nothing.
+#[needs(cpu)]
+fn a_video_is_written_again_where_that_failed() {
+    let mut server = Server::start(&[]);
+    let job = server.job("small", &["output.audio=false"], &[]);
+    let mut made = server.run(&order(&[job])).pop().expect("a video");
+    let folder = tempfile::tempdir().expect("a folder");
+    let place = folder.path().join("job");
+    std::fs::write(&place, "a file").expect("written");
+    let failure = made.write(&place).expect_err("no folder");
+    assert_eq!(failure.code, "internal");
+    assert!(!failure.message.contains('/'), "{failure}");
+    std::fs::remove_file(&place).expect("removed");
+    std::fs::create_dir(&place).expect("a folder");
+    let produced = made.write(&place).expect("written");
+    let video = Video { folder, produced };
+    assert_eq!(video.produced.num_frames, 9);
+    let mp4 = std::fs::read(place.join("video.mp4")).expect("a video");
+    let has = |name: &[u8]| mp4.windows(4).any(|word| word == name);
+    assert!(has(b"avc1") && !has(b"mp4a"), "the sound track is left out");
+}
+
+/// Stops an order at a stage; what had been told by then.
+fn stops_at(server: &mut Server, order: &Order, stage: Stage, step: usize, why: Stop) -> Vec<Moment> {
+    let mut told = Vec::new();
+    let ended = server.device.run(order, &mut |moment| {
+        told.push(moment);
+        if (moment.stage, moment.step) == (stage, step) { ControlFlow::Break(why) } else { ControlFlow::Continue(()) }
+    });
+    match ended {
+        Err(RunError::Stopped(stopped)) => assert_eq!(stopped, why),
+        Ok(_) => panic!("{stage:?} {step}: it went on; {told:?}"),
+        Err(other) => panic!("{stage:?} {step}: {other:?}"),
+    }
+    told
+}
+
+#[needs(cpu)]
+fn a_cancelled_job_ends_behind_the_program_under_way() {
+    let mut server = Server::start(&[]);
+    let job = server.job("small", &["request.seed=3"], &[]);
+    let undisturbed = server.make(&job);
+    let steps = server.state.path().join("steps.safetensors");
+    let order = Order { jobs: vec![job.clone()], steps: Some(steps.clone()), resume: false };
+    let moments = [(Stage::TextEncoder, 0), (Stage::Denoise, 1), (Stage::VideoDecoder, 0), (Stage::AudioDecoder, 0)];
+    for (stage, step) in moments {
+        let told = stops_at(&mut server, &order, stage, step, Stop::Cancelled);
+        assert_eq!(told.last().map(|moment| moment.stage), Some(stage), "nothing comes behind it");
+        assert!(!steps.exists(), "{stage:?}: nothing is kept");
+    }
+    assert_eq!(server.make(&job).hashes(), undisturbed.hashes());
+}
+
+/// The end of the server: the steps are kept, and another process goes on with them.
+#[needs(cpu)]
+fn a_drained_job_goes_on_where_it_was() {
+    let mut server = Server::start(&["pipeline=two_stage"]);
+    let job = server.job("two", &["request.seed=3"], &[]);
+    let undisturbed = server.make(&job);
+    let steps = server.state.path().join("steps.safetensors");
+    for (stage, step) in [(Stage::Denoise, 1), (Stage::Refine, 0), (Stage::Refine, 1)] {
+        let first = Order { jobs: vec![job.clone()], steps: Some(steps.clone()), resume: false };
+        stops_at(&mut server, &first, stage, step, Stop::Draining);
+        let mut began = Vec::new();
+        let again = Order { resume: true, ..first };
+        let made = server.device.run(&again, &mut |moment| {
+            began.push((moment.stage, moment.step));
+            ControlFlow::Continue(())
+        });
+        let video = Video::write(made.expect("runs").pop().expect("a video"));
+        let with_steps = |(stage, _): &&(Stage, usize)| matches!(stage, Stage::Denoise | Stage::Refine);
+        assert_eq!(began.iter().find(with_steps), Some(&(stage, step)), "earlier steps were run again");
+        assert_eq!(video.hashes(), undisturbed.hashes(), "{stage:?} {step}");
+        assert!(video.produced.warnings.is_empty());
+        std::fs::remove_file(&steps).expect("removed");
+    }
+    // Steps of another request: from noise, and the client is told.
+    let first = Order { jobs: vec![job.clone()], steps: Some(steps.clone()), resume: false };
+    stops_at(&mut server, &first, Stage::Denoise, 1, Stop::Draining);
+    let other = server.job("two", &["request.seed=4"], &[]);
+    let made = server.run(&Order { jobs: vec![other], steps: Some(steps), resume: true });
+    let warnings = Video::write(made.into_iter().next().expect("a video")).produced.warnings;
+    assert!(warnings.len() == 1 && warnings[0].contains("another model or release"), "{warnings:?}");
+}
+
+/// A server that another test kills, or one of two that serve together.
+#[needs(member)]
+fn member() {
+    let role = std::env::var("LTX2_TEST_MEMBER").expect("a role");
+    let parts: Vec<&str> = role.split_whitespace().collect();
+    match parts[..] {
+        ["alone", state] => {
+            let mut server = Server::start(&[]);
+            let jobs = vec![server.job("small", &["request.seed=3", "sampler.steps=6"], &[])];
+            server.run(&Order { jobs, steps: Some(Path::new(state).join("steps.safetensors")), resume: false });
+        }
+        [role, coordinator] => {
+            let launch = Launch {
+                id: usize::from(role == "follows"),
+                count: 2,
+                coordinator: coordinator.into(),
+                how: "test".into(),
+            };
+            let timeouts = Timeouts { start: Duration::from_secs(300), lost: Duration::from_secs(60) };
+            let end = |message: &str| {
+                eprintln!("error: {message}");
+                std::process::exit(1)
+            };
+            let group = Arc::new(Group::join(&launch, timeouts, Box::new(end)).expect("joins"));
+            match role {
+                "follows" => {
+                    let state = tempfile::tempdir().expect("a folder");
+                    follow(&config(state.path(), &[]), &group).expect("follows");
+                }
+                _ => leads(&group),
+            }
+            group.finish();
+        }
+        _ => panic!("{role}"),
+    }
+}
+
+/// Process 0: a job from an image, one that is cancelled, then two more. It prints what came of them.
+fn leads(group: &Arc<Group>) {
+    let mut server = Server::start_together(&[], Some(group.clone()));
+    let image = server.gives(Path::new("tests/fixtures/images/shapes.png"));
+    let set = format!("request.images=[{{path: {image}, frame: 0, strength: 1.0, crf: 0}}]");
+    let given = server.job("image", &["pipeline=image_to_video", &set], &["shapes.png"]);
+    let jobs = [4, 3, 5].map(|seed| server.job("small", &[&format!("request.seed={seed}")], &[]));
+    let mut keys = Vec::new();
+    println!("made {}", server.make(&given).hashes().join(" "));
+    for (n, job) in jobs.iter().enumerate() {
+        if n == 0 {
+            stops_at(&mut server, &order(std::slice::from_ref(job)), Stage::Denoise, 1, Stop::Cancelled);
+            println!("cancelled");
+        } else {
+            println!("made {}", server.make(job).hashes().join(" "));
+        }
+        keys.push(group.served_keys().expect("process 0 serves the store"));
+    }
+    println!("keys {keys:?}");
+}
+
+/// Each of two processes computes all of the work: what they say to each other is that of others.
+#[needs(cpu)]
+fn two_processes_are_one_server() {
+    let _ = support::tiny();
+    let place = ltx2::runtime::processes::store::Server::start("127.0.0.1:0").expect("listens").address().to_string();
+    let start = |role: &str| {
+        let mut member = Command::new(std::env::current_exe().expect("a path"));
+        member.args(["nano::member", "--exact", "--nocapture", "--test-threads", "1"]);
+        member.env("LTX2_TEST_MEMBER", format!("{role} {place}")).env("LTX2_REHEARSE_PROCESSES", "1");
+        Ends(member.stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn().expect("starts"))
+    };
+    let (mut first, mut second) = (start("leads"), start("follows"));
+    let said: Vec<String> =
+        BufReader::new(first.0.stdout.take().expect("piped")).lines().map_while(Result::ok).collect();
+    assert!(first.0.wait().expect("ends").success(), "{said:#?}");
+    assert!(second.0.wait().expect("ends").success(), "the other ends with it");
+
+    let mut server = Server::start(&[]);
+    let image = server.gives(Path::new("tests/fixtures/images/shapes.png"));
+    let set = format!("request.images=[{{path: {image}, frame: 0, strength: 1.0, crf: 0}}]");
+    let given = server.job("image", &["pipeline=image_to_video", &set], &["shapes.png"]);
+    let jobs = [3, 5].map(|seed| server.job("small", &[&format!("request.seed={seed}")], &[]));
+    let jobs = [given].into_iter().chain(jobs);
+    let want: Vec<String> = jobs.map(|job| format!("made {}", server.make(&job).hashes().join(" "))).collect();
+    let made: Vec<&String> = said.iter().filter(|line| line.starts_with("made ")).collect();
+    assert_eq!(made, want.iter().collect::<Vec<_>>());
+    assert!(said.contains(&"cancelled".to_string()), "{said:#?}");
+    let keys = said.iter().find_map(|line| line.strip_prefix("keys [")).expect("keys");
+    let keys: Vec<&str> = keys.trim_end_matches(']').split(", ").collect();
+    assert!(keys.len() == 3 && keys.iter().all(|count| *count == keys[0]), "keys of the store grow: {keys:?}");
+}
+
+struct Ends(Child);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        // One that ended is not there any more.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[needs(cpu)]
+fn a_killed_job_goes_on_where_it_was() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let _ = support::tiny();
+    let mut member = Command::new(std::env::current_exe().expect("a path"));
+    member.args(["nano::member", "--exact", "--nocapture", "--test-threads", "1"]);
+    member.env("LTX2_TEST_MEMBER", format!("alone {}", folder.path().display()));
+    member.env("LTX2_FAILPOINT", "step 3").stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut member = Ends(member.spawn().expect("starts"));
+    let lines = BufReader::new(member.0.stderr.take().expect("piped")).lines().map_while(Result::ok);
+    let mut said = Vec::new();
+    let is_there = lines.inspect(|line| said.push(line.clone())).any(|line| line == "at step 3");
+    assert!(is_there, "{said:#?}");
+    // Within the fourth step.
+    drop(member);
+
+    let mut server = Server::start(&[]);
+    let job = server.job("small", &["request.seed=3", "sampler.steps=6"], &[]);
+    let steps = Some(folder.path().join("steps.safetensors"));
+    let mut began = None;
+    let made = server.device.run(&Order { jobs: vec![job.clone()], steps, resume: true }, &mut |moment| {
+        if moment.stage == Stage::Denoise {
+            began.get_or_insert(moment.step);
+        }
+        ControlFlow::Continue(())
+    });
+    let video = Video::write(made.expect("runs").pop().expect("a video"));
+    assert_eq!((began, video.produced.warnings.len()), (Some(3), 0));
+    assert_eq!(video.hashes(), server.make(&job).hashes());
+    video.is_generates();
+}
+
+/// Times that a video's denoising program was made ready so far.
+fn loaded(video: &Video) -> u64 {
+    let program = &video.sidecar()["timings"]["programs"]["denoise"];
+    ["compiles", "cache_hits"].iter().filter_map(|key| program[*key].as_u64()).sum()
+}
+
+#[needs(cpu)]
+fn shapes_come_and_go() {
+    let mut server = Server::start(&[]);
+    let (tall, low) = (server.job("tall", &[], &[]), server.job("low", &["request.height=64"], &[]));
+    server.device.warm(&order(std::slice::from_ref(&tall))).expect("warms");
+    let first = server.make(&tall);
+    let other = server.make(&low);
+    assert_eq!([first.produced.height, other.produced.height], [96, 64]);
+    other.is_generates();
+    let back = server.make(&tall);
+    assert_eq!(back.hashes(), first.hashes());
+    assert_eq!([loaded(&first), loaded(&other), loaded(&back)], [1, 2, 2], "a loaded program is loaded once");
+    server.device.evict("tall");
+    let again = server.make(&tall);
+    assert_eq!((again.hashes(), loaded(&again)), (first.hashes(), 3), "what was dropped is loaded anew");
+    assert_eq!((server.make(&low).hashes(), loaded(&again)), (other.hashes(), 3), "and no more than that");
+}
+
+#[needs(cpu)]
+fn a_job_with_a_lora_leaves_the_model_as_it_was() {
+    let mut server = Server::start(&[]);
+    let plain = server.job("small", &[], &[]);
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/lora/ic_tiny_a_plain.safetensors");
+    let with = |strength: f64| format!("model.loras=[{{path: {path}, strength: {strength}}}]");
+    let [one, two] = [1.0, 4.0].map(|strength| server.job("small", &[&with(strength)], &[]));
+    let before = server.make(&plain);
+    let merged = [server.make(&one), server.make(&two)];
+    assert_ne!(merged[0].hashes(), before.hashes());
+    assert_ne!(merged[0].hashes(), merged[1].hashes());
+    merged[1].is_generates();
+    assert_eq!(server.make(&plain).hashes(), before.hashes());
+}
+
+#[needs(cpu)]
+fn jobs_from_an_image_and_from_sound() {
+    let mut server = Server::start(&[]);
+    let image = server.gives(Path::new("tests/fixtures/images/shapes.png"));
+    let set = format!("request.images=[{{path: {image}, frame: 0, strength: 1.0, crf: 0}}]");
+    let job = server.job("image", &["pipeline=image_to_video", &set], &["shapes.png"]);
+    let video = server.make(&job);
+    let request = &video.sidecar()["config"]["request"];
+    assert_eq!(request["images"][0]["path"], image.as_str(), "the sidecar says where it is");
+    video.is_generates();
+
+    let sound = server.gives(Path::new("tests/fixtures/sounds/tone_u8.wav"));
+    let set = format!("request.audio={{path: {sound}}}");
+    server.make(&server.job("sound", &["pipeline=audio_to_video", &set], &["tone_u8.wav"])).is_generates();
+
+    // A file that is no image fails its job alone.
+    std::fs::write(server.state.path().join("inputs/shapes.png"), "no image").expect("written");
+    match server.device.run(&order(&[job]), &mut |_| ControlFlow::Continue(())) {
+        Err(RunError::Job(failure)) => {
+            assert!(failure.code == "invalid_image" && !failure.message.contains('/'), "{failure:?}");
+        }
+        other => panic!("{:?}", other.map(|made| made.len())),
+    }
+    server.make(&server.job("small", &[], &[]));
+}

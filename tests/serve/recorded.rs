@@ -1,0 +1,243 @@
+//! What clients send, sent again: OpenAI's own client and the peers' examples, as `make serve-sdk RECORD=1` wrote it down. Each answer
+//! has the status, the kind and the shape that the client was answered.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Cursor;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ltx2::serve::server::{Options, Server};
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use crate::scripted::{self, ScriptedDevice};
+use crate::site::{Answer, Client, started};
+use crate::support::needs;
+
+/// Longest time that a video takes on the scripted device.
+const SECONDS: u64 = 30;
+const BOUNDARY: &str = "a-boundary-of-a-client";
+/// Keys whose values clients act on: equal, not only alike. `scripts/serve/recorded.py` has the same list.
+const KEPT: [&str; 5] = ["object", "code", "param", "type", "deleted"];
+
+/// A client's checks: `scripts/serve/recorded.py` says what is in them.
+#[derive(Deserialize)]
+struct Recorded {
+    client: String,
+    headers: BTreeMap<String, String>,
+    shapes: Map<String, Value>,
+    checks: Vec<Check>,
+}
+
+#[derive(Deserialize)]
+struct Check {
+    check: String,
+    calls: Vec<Call>,
+}
+
+#[derive(Deserialize)]
+struct Call {
+    method: String,
+    path: String,
+    headers: Option<BTreeMap<String, String>>,
+    /// Name and value; of a file also its name and type.
+    form: Option<Vec<Vec<Option<String>>>>,
+    body: Option<String>,
+    binds: Option<String>,
+    status: u16,
+    kind: Option<String>,
+    answer: Option<Value>,
+    until: Option<String>,
+}
+
+/// An image that a request may begin with.
+fn png() -> Vec<u8> {
+    let mut bytes = Cursor::new(Vec::new());
+    image::RgbImage::from_pixel(64, 64, image::Rgb([200, 40, 40]))
+        .write_to(&mut bytes, image::ImageFormat::Png)
+        .expect("a PNG");
+    bytes.into_inner()
+}
+
+/// Bytes of a form as clients write them.
+fn multipart(form: &[Vec<Option<String>>], named: &dyn Fn(&str) -> String) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for part in form {
+        let text = |at: usize| part.get(at).cloned().flatten();
+        let name = text(0).expect("a part's name");
+        let file = text(2).map(|name| format!("; filename=\"{name}\"")).unwrap_or_default();
+        let kind = text(3).map(|kind| format!("Content-Type: {kind}\r\n")).unwrap_or_default();
+        bytes.extend(
+            format!("--{BOUNDARY}\r\nContent-Disposition: form-data; name=\"{name}\"{file}\r\n{kind}\r\n").bytes(),
+        );
+        match text(1).expect("a part's value").as_str() {
+            "{png}" => bytes.extend(png()),
+            value => bytes.extend(named(value).bytes()),
+        }
+        bytes.extend(b"\r\n");
+    }
+    bytes.extend(format!("--{BOUNDARY}--\r\n").bytes());
+    bytes
+}
+
+/// Where a value has another shape; nothing where it has this one. Null stands for a value that is not there yet.
+fn difference(wanted: &Value, got: &Value, at: &str) -> Option<String> {
+    let key = at.rsplit('.').next().unwrap_or_default();
+    let word = |value: &Value| match value {
+        Value::Null => "null",
+        Value::Bool(_) => "boolean",
+        Value::Number(_) => "number",
+        Value::String(_) => "string",
+        Value::Array(_) => "array",
+        Value::Object(_) => "object",
+    };
+    match (wanted, got) {
+        (Value::Object(wanted), Value::Object(got)) => {
+            let missing = wanted.keys().find(|key| !got.contains_key(*key)).map(|key| format!("{at}.{key} is missing"));
+            let more = got.keys().find(|key| !wanted.contains_key(*key)).map(|key| format!("{at}.{key} is new"));
+            missing
+                .or(more)
+                .or_else(|| wanted.iter().find_map(|(key, value)| difference(value, &got[key], &format!("{at}.{key}"))))
+        }
+        (Value::Array(wanted), Value::Array(got)) => {
+            let first = wanted.first()?;
+            got.iter().find_map(|value| difference(first, value, at))
+        }
+        (wanted, got) if KEPT.contains(&key) => (wanted != got).then(|| format!("{at} is {got}, not {wanted}")),
+        (Value::String(name), got) if name == "null" || name == word(got) => None,
+        (_, Value::Null) => None,
+        (wanted, got) => Some(format!("{at} is {got}, not {wanted}")),
+    }
+}
+
+#[needs(nothing)]
+fn shapes_are_told_apart() {
+    let shape = serde_json::json!({"object": "video", "id": "string", "error": "null", "data": [{"n": "number"}]});
+    let like = serde_json::json!({"object": "video", "id": "video_1", "error": {"code": "x"}, "data": [{"n": 1}, {"n": null}]});
+    assert_eq!(difference(&shape, &like, ""), None);
+    for (key, value) in [("object", "list".into()), ("id", 1.into()), ("data", serde_json::json!([{"m": 1}]))] {
+        let mut other = like.clone();
+        other[key] = value;
+        assert!(difference(&shape, &other, "").is_some(), "{other}");
+    }
+    let mut less = like.clone();
+    less.as_object_mut().expect("an object").remove("id");
+    assert!(difference(&shape, &less, "").is_some());
+}
+
+/// Answers of a server, and the names that they bind.
+struct Replay<'a> {
+    file: &'a Recorded,
+    server: &'a Server,
+    names: BTreeMap<String, String>,
+}
+
+impl Replay<'_> {
+    /// Text with the ids of this server.
+    fn named(&self, text: &str) -> String {
+        self.names.iter().fold(text.to_string(), |text, (name, id)| text.replace(&format!("{{{name}}}"), id))
+    }
+
+    /// Sends a call as its client did.
+    fn send(&self, call: &Call) -> Answer {
+        let mut headers = call.headers.clone().unwrap_or_else(|| self.file.headers.clone());
+        let body = match (&call.form, &call.body) {
+            (Some(form), _) => {
+                headers.insert("content-type".into(), format!("multipart/form-data; boundary={BOUNDARY}"));
+                multipart(form, &|text| self.named(text))
+            }
+            (None, Some(body)) => self.named(body).into_bytes(),
+            (None, None) => Vec::new(),
+        };
+        let headers: Vec<(&str, &str)> = headers.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        let body = (call.method == "POST").then_some(body.as_slice());
+        let mut client = Client::to(self.server.address());
+        client.exchange(&call.method, &self.named(&call.path), &headers, body).expect("an answer")
+    }
+
+    /// Sends it until its answer's status is the one that the client waited for.
+    fn wait(&self, call: &Call, status: &str) -> Answer {
+        let started = Instant::now();
+        loop {
+            let answer = self.send(call);
+            if answer.json()["status"] == status || started.elapsed() > Duration::from_secs(SECONDS) {
+                return answer;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// What is wrong with the answer of a call; binds its id.
+    fn wrong(&mut self, call: &Call) -> Option<String> {
+        let answer = call.until.as_deref().map_or_else(|| self.send(call), |status| self.wait(call, status));
+        if answer.status != call.status {
+            return Some(format!("status {}: {}", answer.status, String::from_utf8_lossy(&answer.body)));
+        }
+        let kind =
+            answer.headers.get("content-type").map(|kind| kind.split(';').next().unwrap_or_default().to_string());
+        let wanted = call.kind.clone().unwrap_or_else(|| "application/json".into());
+        if kind.as_ref() != Some(&wanted) {
+            return Some(format!("content-type {kind:?}, not {wanted}"));
+        }
+        let Some(shape) = &call.answer else { return None };
+        let body = answer.json();
+        if let Some(name) = &call.binds {
+            let id = body["last_id"].as_str().or(body["id"].as_str()).unwrap_or_default();
+            self.names.insert(name.clone(), id.into());
+        }
+        if let Some(status) = &call.until
+            && body["status"] != status.as_str()
+        {
+            return Some(format!("its status stays {}", body["status"]));
+        }
+        let shape = shape.as_str().map_or(shape, |name| &self.file.shapes[name]);
+        difference(shape, &body, "")
+    }
+}
+
+/// A server as the client's own run had it, on the scripted device.
+fn start(folder: &Path, with_keys: bool, any_model: bool) -> Server {
+    let keys = folder.join("keys");
+    let mut set = vec!["served_model_name=[nano]".to_string(), format!("any_model={any_model}")];
+    if with_keys {
+        fs::write(&keys, "first:first-key-of-the-test\nsecond:second-key-of-the-test\n").expect("written");
+        fs::set_permissions(&keys, fs::Permissions::from_mode(0o600)).expect("a mode");
+        set.push(format!("api_key_file={}", keys.display()));
+    }
+    let set: Vec<&str> = set.iter().map(String::as_str).collect();
+    started(&folder.join("state"), &set, Options::default(), ScriptedDevice::new(Arc::default()))
+}
+
+/// Sends all that a client sent, each of its checks to a server of its own.
+fn replay(name: &str, any_model: bool) {
+    let text = fs::read_to_string(format!("tests/fixtures/serve/{name}.json")).expect("a fixture");
+    let file: Recorded = serde_json::from_str(&text).expect("as scripts/serve/recorded.py writes it");
+    let mut wrong = Vec::new();
+    let mut calls = 0;
+    for check in &file.checks {
+        let folder = scripted::quick_folder();
+        let server = start(folder.path(), check.check.contains("keys"), any_model);
+        let mut replay = Replay { file: &file, server: &server, names: BTreeMap::new() };
+        for call in &check.calls {
+            calls += 1;
+            let said = replay.wrong(call).map(|said| format!("{}: {} {}: {said}", check.check, call.method, call.path));
+            wrong.extend(said);
+        }
+        assert_eq!(server.end(|| false), 0, "{}", check.check);
+    }
+    assert!(calls > 20, "{}: {calls} calls", file.client);
+    assert!(wrong.is_empty(), "{}:\n{}", file.client, wrong.join("\n"));
+}
+
+#[needs(nothing)]
+fn openai_s_own_client_is_answered() {
+    replay("openai", false);
+}
+
+#[needs(nothing)]
+fn the_peers_examples_are_answered() {
+    replay("peers", true);
+}
