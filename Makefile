@@ -2,7 +2,7 @@
 LTX2 := target/release/ltx2
 CPU_PLUGIN := plugins/cpu/installed.txt
 
-.PHONY: oracle-check verify-rehearsal demo reference nano-sheet test-nano nano-parity check test test-tpu test-cuda test-gpu test-full mutants soak fuzz fuzz-seeds sanitize test-mosaic tpu-tables test-processes-gpu ablations-gpu agree traces-gpu ablations tuning-image layouts-figure fixtures serve-sdk serve-load container clean-demo
+.PHONY: oracle-check verify-rehearsal demo reference nano-sheet test-nano nano-parity check test test-tpu test-cuda test-gpu test-full mutants soak fuzz fuzz-seeds sanitize test-mosaic tpu-tables test-processes-gpu ablations-gpu agree traces-gpu ablations tuning-image layouts-figure fixtures serve-page serve-sdk serve-load container clean-demo
 
 # A video with sound by the toy model of assets/nano: PROMPT="a red circle bounces on blue, low beeps".
 PROMPT ?= a red circle bounces on blue, low beeps
@@ -155,9 +155,21 @@ out/ablation/results.jsonl: $(LTX2)
 ablations: out/ablation/results.jsonl
 	python3 scripts/layouts/ablations.py out/ablation/results.jsonl -o benchmarks/ablations.md
 
-# The tuning guide's image of a report. Needs Chromium.
+# The tuning guide's image of a report, in a Chromium of its own.
+BROWSER := target/browser
+BROWSE := $(BROWSER)/venv/bin/python
+
 tuning-image: out/ablation/results.jsonl
-	scripts/tune/browse.py out/ablation/report.html docs/images/tuning.png --size 1300x1180
+	scripts/browser/setup.sh $(BROWSER)
+	$(BROWSE) scripts/tune/browse.py out/ablation/report.html docs/images/tuning.png --size 1300x1180
+
+# The server's page in that Chromium, with axe, on a server of the toy model; writes docs/images/serve-*.png. One case: ONLY=narrow.
+serve-page:
+	cargo build --locked
+	target/debug/ltx2 plugin install cpu
+	scripts/browser/setup.sh $(BROWSER)
+	$(BROWSE) scripts/serve/page/check.py target/debug/ltx2 $(BROWSER) target/serve-page \
+		$(if $(ONLY),--only $(ONLY),--images docs/images)
 
 # Collectives of a transformer block by layout, compiled for TPUs, and the figure of them. A quarter of an hour.
 FIGURES := benchmarks/layouts

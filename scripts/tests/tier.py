@@ -142,6 +142,7 @@ TIERS["test-full"] = (
         shell("rehearsal", "make verify-rehearsal"),
         # OpenAI's client always; the peers' examples where PEERS names a folder of their checkouts, and said where not.
         shell("clients", 'make serve-sdk PEERS="${PEERS:-}"', network=True),
+        shell("page", "make serve-page", network=True),
         Step("fuzz", [*TESTS, "--release", "--test", "it", "fuzz_regression::"], env={"LTX2_FUZZ_CASES": "200000"}),
         shell("mutants", "python3 scripts/mutants/mutants.py"),
     ],

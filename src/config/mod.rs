@@ -42,6 +42,7 @@ pub(crate) use references::{encoded_frames, mask_group};
 pub use schema::*;
 pub use serve::{Bytes, Drain, LogFormat, NamedLora, Seconds, Serve, ServeSeed};
 pub(crate) use source::beyond_training;
+pub(crate) use validate::accepts_text;
 pub use validate::{experiment_schema, json_schema};
 
 #[cfg(test)]

@@ -206,6 +206,15 @@ impl Request {
         let single = [self.video.as_ref(), self.audio.as_ref().map(|audio| &audio.path)];
         lists.map(Some).chain(single).chain(references).flatten().map(String::as_str)
     }
+
+    /// The same, to be changed.
+    pub(crate) fn files_mut(&mut self) -> impl Iterator<Item = &mut String> {
+        let references = self.reference_videos.iter_mut().flat_map(|v| [Some(&mut v.path), v.attention_mask.as_mut()]);
+        let images = self.images.iter_mut().map(|i| &mut i.path);
+        let lists = images.chain(self.audio_latents.iter_mut().map(|a| &mut a.path));
+        let single = [self.video.as_mut(), self.audio.as_mut().map(|audio| &mut audio.path)];
+        lists.map(Some).chain(single).chain(references).flatten()
+    }
 }
 
 /// Frames of a video.

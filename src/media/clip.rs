@@ -65,13 +65,22 @@ pub fn probe_clip(path: &Path, ffmpeg: &Path) -> Result<ClipInfo> {
         let (frames, width, height) = png_size(path)?;
         return Ok(ClipInfo { width, height, frames, frame_rate: None });
     }
-    if let Some(Tables { width, height, times, timescale }) = told(path)? {
-        let frame_rate = Some(rate_of(path, &times, 1, timescale)?);
-        return Ok(ClipInfo { width, height, frames: times.len(), frame_rate });
+    if let Some(info) = probe_mp4(path)? {
+        return Ok(info);
     }
     let text = decoded_by(path, ffmpeg, &BEFORE, &[&FRAMES[..], &["-f", "framecrc"]].concat())?;
     let text = text.ok_or_else(|| unusable(path, "it has no video stream"))?;
     listed(path, &String::from_utf8_lossy(&text))
+}
+
+/// Size, frames and rate of an MP4 by its header; none of any other file, whatever ffmpeg could make of it.
+///
+/// # Errors
+/// No such file; frames at no constant rate.
+pub(crate) fn probe_mp4(path: &Path) -> Result<Option<ClipInfo>> {
+    let Some(Tables { width, height, times, timescale }) = told(path)? else { return Ok(None) };
+    let frame_rate = Some(rate_of(path, &times, 1, timescale)?);
+    Ok(Some(ClipInfo { width, height, frames: times.len(), frame_rate }))
 }
 
 /// Arguments before a file: a damaged packet ends the run.

@@ -37,6 +37,7 @@ mod yuv;
 pub use aac::AAC_RATES;
 pub use atomic::{check_writable, remove_temporaries, write_atomically};
 pub use audio::Audio;
+pub(crate) use clip::probe_mp4;
 pub use clip::{Clip, ClipInfo, covering_clip, probe_clip, read_clip, read_first_frames};
 pub use decode::read_video;
 pub use encoder::Encoder;

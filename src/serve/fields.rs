@@ -10,6 +10,8 @@ mod given;
 mod keys;
 mod layer;
 mod limits;
+mod loras;
+mod media;
 mod read;
 mod resolve;
 pub mod table;
@@ -114,8 +116,10 @@ impl Fields {
     pub fn accept(&self, form: Form, endpoint: Endpoint, caller: &Caller) -> Result<Accepted, ApiError> {
         let Form { fields, parts, body_sha256 } = form;
         let mut given = Given::read(fields)?;
-        if let Some(part) = parts.first() {
-            return Err(ApiError::field("unknown_field", &part.field, "no files"));
+        self.keep_files(&mut given, parts, endpoint)?;
+        if let Some((name, named)) = given.take("lora") {
+            let loras = self.read_loras(&name, named)?;
+            given.put("lora", Some(name), loras);
         }
         if let Endpoint::Remix(accepted) = endpoint {
             given = given.over(&accepted.fields);
@@ -125,13 +129,17 @@ impl Fields {
         self.draw_seed(&mut given)?;
         let mut warnings = Vec::new();
         let loaded = self.laid(&given, endpoint, &mut warnings)?;
-        let config = self.own_config(&loaded.config);
+        let (config, inputs) = self.own_config(&loaded.config);
         self.check(&loaded, &given)?;
         self.resolver.check(&loaded.config, self.serve(), &given)?;
         let id = self.ids.next().map_err(|_| ApiError::new(500, "internal", "no random numbers for an id"))?;
         let metadata = given.get("metadata").and_then(Value::as_object).cloned().unwrap_or_default();
         let user = given.text("user").map(String::from);
-        let fields = kept(given.values);
+        let mut fields = kept(given.values);
+        if !matches!(endpoint, Endpoint::Create) {
+            // A remix of it has no such endpoint to say so.
+            fields.insert("pipeline".into(), config.pipeline.name().into());
+        }
         Ok(Accepted {
             shape: keys::shape(&config),
             batch_key: keys::batch(&config, &id),
@@ -146,7 +154,7 @@ impl Fields {
             metadata,
             warnings,
             remixed_from: endpoint.origin().cloned(),
-            inputs: Vec::new(),
+            inputs,
             body_sha256,
             idempotency_key: None,
             traceparent: None,
@@ -221,13 +229,21 @@ impl Fields {
         Ok(())
     }
 
-    /// The run of a request alone: files by their names in the store, nothing of the server.
-    fn own_config(&self, effective: &Config) -> Config {
+    /// The run of a request alone, nothing of the server: its files by their names in the store, and those names.
+    fn own_config(&self, effective: &Config) -> (Config, Vec<String>) {
         let mut own = effective.clone();
         own.serve = Serve::default();
         own.extends = None;
         (own.output.path, own.output.save_frames, own.output.save_audio) = (None, None, None);
-        own
+        let mut names: Vec<String> = Vec::new();
+        for path in own.request.files_mut() {
+            let Some(name) = self.inputs.name(path).map(String::from) else { continue };
+            if !names.contains(&name) {
+                names.push(name.clone());
+            }
+            *path = name;
+        }
+        (own, names)
     }
 }
 

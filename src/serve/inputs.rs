@@ -1,12 +1,31 @@
 //! Files that requests give, by the SHA-256 of their contents.
 
+use std::fs::{self, File};
+use std::io::{self, BufReader, Cursor, Read};
 use std::path::{Path, PathBuf};
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::SystemTime;
+
+use image::{ImageFormat, ImageReader};
 
 use super::error::ApiError;
+use crate::media;
+
+/// Bytes of an image.
+const MAX_IMAGE_BYTES: u64 = 16 << 20;
+/// Pixels of an image.
+const MAX_IMAGE_PIXELS: u64 = 40_000_000;
+/// Pixels along an image's shorter side, below which nothing is to be seen.
+const LEAST_SIDE: u32 = 2;
+/// Bytes of a video's decoded frames, which are in memory at once.
+const MAX_VIDEO_BYTES: u64 = 2 << 30;
+/// Images that are decoded at once: each takes up to 120 MB twice.
+const DECODERS: usize = 2;
 
 /// Folder of given files, `STATE/inputs`.
 pub struct Inputs {
     folder: PathBuf,
+    decoders: Gate,
 }
 
 impl Inputs {
@@ -14,9 +33,9 @@ impl Inputs {
     ///
     /// # Errors
     /// A folder that cannot be made.
-    pub fn open(folder: PathBuf) -> std::io::Result<Self> {
-        std::fs::create_dir_all(&folder)?;
-        Ok(Inputs { folder })
+    pub fn open(folder: PathBuf) -> io::Result<Self> {
+        fs::create_dir_all(&folder)?;
+        Ok(Inputs { folder, decoders: Gate::of(DECODERS) })
     }
 
     /// Checks an image by its contents and keeps it as PNG, upright; its name.
@@ -24,11 +43,178 @@ impl Inputs {
     /// # Errors
     /// `invalid_image`, `image_too_large`, of the field.
     pub fn keep_image(&self, field: &str, file: &Path) -> Result<String, ApiError> {
-        todo!()
+        check_image(field, BufReader::new(File::open(file).map_err(|e| unkept(&e))?))?;
+        let frames = self.decoders.within(|| media::read_image(file));
+        let frames = frames.map_err(|error| {
+            let why = match error {
+                media::Error::Image { message, .. } => message,
+                _ => "it cannot be read".into(),
+            };
+            ApiError::field("invalid_image", field, format!("{field}: {}", one_line(&why)))
+        })?;
+        let rgb = frames.iter().next().unwrap_or_default();
+        let png = media::png_bytes(rgb, frames.width(), frames.height());
+        let png =
+            png.map_err(|_| ApiError::field("invalid_image", field, format!("{field}: it cannot be kept as PNG")))?;
+        self.keep(&mut Cursor::new(png), "png")
+    }
+
+    /// The same of bytes.
+    ///
+    /// # Errors
+    /// As [`Inputs::keep_image`].
+    pub fn keep_image_bytes(&self, field: &str, bytes: &[u8]) -> Result<String, ApiError> {
+        self.with_file(bytes, |file| self.keep_image(field, file))
+    }
+
+    /// Checks by its contents that a file has sound that this program decodes, and keeps it; its name.
+    ///
+    /// # Errors
+    /// `invalid_audio`, of the field.
+    pub fn keep_sound(&self, field: &str, file: &Path) -> Result<String, ApiError> {
+        let fault = |why: &str| ApiError::field("invalid_audio", field, format!("{field}: {}", one_line(why)));
+        // Without ffmpeg: what this binary decodes is a sound, and no list of others.
+        let heard = media::read_sound(file, Path::new(NO_FFMPEG), Some(1.0)).map_err(|error| match error {
+            media::Error::Sound { reason, .. } => fault(&reason),
+            _ => fault("it cannot be read"),
+        })?;
+        if heard.is_none_or(|sound| sound.is_empty()) {
+            return Err(fault("it has no sound"));
+        }
+        self.keep(&mut File::open(file).map_err(|e| unkept(&e))?, "sound")
+    }
+
+    /// Checks by its header that a file is an MP4 of a size that can be decoded, and keeps it; its name.
+    ///
+    /// # Errors
+    /// `invalid_video`, of the field.
+    pub fn keep_video(&self, field: &str, file: &Path) -> Result<String, ApiError> {
+        let fault = |why: &str| ApiError::field("invalid_video", field, format!("{field}: {}", one_line(why)));
+        let info = media::probe_mp4(file).map_err(|error| match error {
+            media::Error::Clip { reason, .. } => fault(&reason),
+            _ => fault("it cannot be read"),
+        })?;
+        let info =
+            info.ok_or_else(|| fault("it is no MP4 with a plain video track; convert it, e.g. ffmpeg -i IN OUT.mp4"))?;
+        let bytes = [info.width, info.height, info.frames].iter().fold(3u64, |all, n| all.saturating_mul(*n as u64));
+        if bytes > MAX_VIDEO_BYTES {
+            let (w, h, n) = (info.width, info.height, info.frames);
+            return Err(fault(&format!(
+                "{n} frames of {w}x{h} are more than the server decodes; give a smaller or shorter one"
+            )));
+        }
+        self.keep(&mut File::open(file).map_err(|e| unkept(&e))?, "mp4")
+    }
+
+    /// Bytes as a file, for as long as it is looked at.
+    ///
+    /// # Errors
+    /// A full disk; those of `look`.
+    pub fn with_file<T>(&self, bytes: &[u8], look: impl FnOnce(&Path) -> Result<T, ApiError>) -> Result<T, ApiError> {
+        let file = tempfile::Builder::new().prefix(NEW).tempfile_in(&self.folder).map_err(|e| unkept(&e))?;
+        fs::write(file.path(), bytes).map_err(|e| unkept(&e))?;
+        look(file.path())
     }
 
     /// The path of a file that is kept.
     pub fn path(&self, name: &str) -> PathBuf {
         self.folder.join(name)
+    }
+
+    /// The name of a file that is kept, by its path.
+    pub fn name<'a>(&self, path: &'a str) -> Option<&'a str> {
+        Path::new(path).strip_prefix(&self.folder).ok()?.to_str()
+    }
+
+    /// Keeps contents under their hash.
+    fn keep(&self, contents: &mut impl Read, extension: &str) -> Result<String, ApiError> {
+        let mut file = tempfile::Builder::new().prefix(NEW).tempfile_in(&self.folder).map_err(|e| unkept(&e))?;
+        io::copy(contents, &mut file).map_err(|e| unkept(&e))?;
+        let hash = media::sha256_of(file.path()).map_err(|_| unkept(&io::ErrorKind::Other.into()))?;
+        let name = format!("{hash}.{extension}");
+        let path = self.path(&name);
+        // One that is there is as new: what goes over old ones leaves it to this request.
+        if File::options().append(true).open(&path).and_then(|file| file.set_modified(SystemTime::now())).is_ok() {
+            return Ok(name);
+        }
+        file.as_file().sync_all().map_err(|e| unkept(&e))?;
+        file.persist(&path).map_err(|e| unkept(&e.error))?;
+        File::open(&self.folder).and_then(|folder| folder.sync_all()).map_err(|e| unkept(&e))?;
+        Ok(name)
+    }
+}
+
+/// Prefix of files that are not whole yet.
+const NEW: &str = ".new-";
+/// No program has this name: only the decoders of this binary are asked.
+const NO_FFMPEG: &str = "/dev/null/ffmpeg";
+
+/// Refuses an image by its first bytes, before its pixels are decoded.
+fn check_image(field: &str, file: BufReader<File>) -> Result<(), ApiError> {
+    let invalid = |why: String| ApiError::field("invalid_image", field, format!("{field}: {}", one_line(&why)));
+    let large = |why: String| ApiError::field("image_too_large", field, format!("{field}: {why}"));
+    let bytes = file.get_ref().metadata().map_err(|e| unkept(&e))?.len();
+    if bytes > MAX_IMAGE_BYTES {
+        return Err(large(format!("{bytes} bytes; an image has at most {MAX_IMAGE_BYTES}")));
+    }
+    let reader = ImageReader::new(file).with_guessed_format().map_err(|e| unkept(&e))?;
+    if !matches!(reader.format(), Some(ImageFormat::Png | ImageFormat::Jpeg | ImageFormat::WebP)) {
+        return Err(invalid("it is none of PNG, JPEG, WebP".into()));
+    }
+    let (width, height) = reader.into_dimensions().map_err(|error| invalid(error.to_string()))?;
+    if u64::from(width) * u64::from(height) > MAX_IMAGE_PIXELS {
+        return Err(large(format!("{width}x{height}; an image has at most {MAX_IMAGE_PIXELS} pixels")));
+    }
+    if width.min(height) < LEAST_SIDE {
+        return Err(invalid(format!("{width}x{height} is too small for a frame")));
+    }
+    Ok(())
+}
+
+/// A file that cannot be kept.
+fn unkept(error: &io::Error) -> ApiError {
+    match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            ApiError::new(507, "insufficient_storage", "the server's disk is full").should_retry(false)
+        }
+        _ => {
+            tracing::error!("a given file cannot be kept: {error}");
+            ApiError::new(500, "internal", "a file of the request cannot be kept")
+        }
+    }
+}
+
+/// Text on one line.
+fn one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// Lets so many through at once.
+struct Gate {
+    left: Mutex<usize>,
+    freed: Condvar,
+}
+
+impl Gate {
+    fn of(count: usize) -> Self {
+        Gate { left: Mutex::new(count), freed: Condvar::new() }
+    }
+
+    fn within<T>(&self, work: impl FnOnce() -> T) -> T {
+        /// Gives the place back, also where the work panics.
+        struct Place<'a>(&'a Gate);
+        impl Drop for Place<'_> {
+            fn drop(&mut self) {
+                *self.0.left.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+                self.0.freed.notify_one();
+            }
+        }
+        let left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
+        let left = self.freed.wait_while(left, |left| *left == 0);
+        *left.unwrap_or_else(PoisonError::into_inner) -= 1;
+        let place = Place(self);
+        let done = work();
+        drop(place);
+        done
     }
 }

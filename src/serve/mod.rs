@@ -28,4 +28,5 @@ pub mod objects;
 pub mod schedule;
 pub mod server;
 pub mod store;
+mod warm;
 pub mod worker;

@@ -5,7 +5,6 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use tokio::net::TcpListener;
@@ -21,16 +20,21 @@ use super::id::Ids;
 use super::inputs::Inputs;
 use super::jobs::Jobs;
 use super::listen::{self, Connections, Limits};
-use super::metrics::{Metrics, ObservedStore, Pulse};
-use super::store::JobStore;
+use super::metrics::{Metrics, ObservedDevice, ObservedStore, Pulse};
+use super::store::{FileStore, JobStore};
+use super::warm;
+use super::worker::{Factory, Status, Worker};
 use crate::config::{Loaded, Serve};
 
 /// Exit codes of a server.
 const DRAINED: u8 = 0;
 const FAILED: u8 = 1;
-const CUT: u8 = 130;
-/// Between two removals of what has expired.
-const SWEEP: Duration = Duration::from_secs(60);
+/// Of a server whose work was not done in time.
+pub const CUT: u8 = 130;
+/// Threads that wait for disks.
+const BLOCKING: usize = 64;
+/// Between two looks at the threads that end.
+const LOOK: Duration = Duration::from_millis(5);
 
 /// What of a server is no part of its configuration.
 #[derive(Clone, Debug, Default)]
@@ -71,7 +75,7 @@ pub struct Server {
     /// Ends streams; then, connections.
     ending: watch::Sender<bool>,
     closing: watch::Sender<bool>,
-    worker: JoinHandle<Result<(), String>>,
+    worker: Worker,
     listeners: Vec<tokio::task::JoinHandle<()>>,
 }
 
@@ -80,10 +84,7 @@ impl Server {
     ///
     /// # Errors
     /// A configuration that cannot be served, a folder that is in use, a port.
-    pub fn start<F>(loaded: Loaded, options: Options, factory: F) -> Result<Server, StartError>
-    where
-        F: FnOnce() -> Result<Box<dyn Device>, String> + Send + 'static,
-    {
+    pub fn start(loaded: Loaded, options: Options, factory: Factory) -> Result<Server, StartError> {
         let serve = loaded.config.serve.clone();
         let keys = Arc::new(keys(&serve, &options)?);
         let wanted = address(&serve.listen, "serve.listen")?;
@@ -96,6 +97,7 @@ impl Server {
         }
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
+            .max_blocking_threads(BLOCKING)
             .thread_name("http")
             .enable_all()
             .build()
@@ -103,21 +105,23 @@ impl Server {
         let listener = bind(&runtime, wanted)?;
         let address = listener.local_addr().map_err(StartError::io("--listen"))?;
         let state = state_folder(&serve)?;
-        let (inputs, tmp) = (state.join("inputs"), state.join("tmp"));
-        let names = names(&loaded);
+        let files = FileStore::open(&state).map_err(StartError::io(format!("--state {}", state.display())))?;
+        let (inputs, tmp) = (files.inputs(), files.temporaries());
         let platform = api::platform(&loaded.config.runtime.platform).to_string();
-        let metrics = Arc::new(Metrics::new(&platform, &names[0], serve.queue));
+        let model = loaded.preset().to_string();
+        let metrics = Arc::new(Metrics::new(&platform, &model, serve.queue));
         let pulse = Pulse::new(Arc::clone(&metrics));
-        let store: Arc<dyn JobStore> = Arc::new(ObservedStore::new(todo!(), Arc::clone(&pulse)));
+        let store: Arc<dyn JobStore> = Arc::new(ObservedStore::new(Arc::new(files), Arc::clone(&pulse)));
         let jobs = Jobs::open(Arc::clone(&store), serve.clone()).map_err(StartError::io("the jobs"))?;
-        let ids = Ids::behind(None);
+        let ids = Ids::behind(jobs.last_id().as_ref());
         let inputs = Arc::new(Inputs::open(inputs).map_err(StartError::io("the inputs"))?);
+        let fields = Arc::new(Fields::new(loaded.clone(), inputs, ids));
+        let names = fields.model_names();
         let health = Arc::new(options.patience.map_or_else(Health::default, Health::new));
         let (ending, streams_end) = watch::channel(false);
         let (closing, connections_end) = watch::channel(false);
         let (streams, bodies) = App::places();
         let connections = Arc::<Connections>::default();
-        let fields = Arc::new(Fields::new(loaded.clone(), inputs, ids));
         let app = Arc::new(App {
             loaded,
             serve: serve.clone(),
@@ -141,7 +145,9 @@ impl Server {
         let worker = begin_work(&app, factory)?;
         let router = api::router(Arc::clone(&app)).map_err(StartError::Usage)?;
         let serving = listen::serve(listener, router, options.limits, connections, connections_end.clone());
-        let mut listeners = vec![runtime.spawn(serving), runtime.spawn(sweep(Arc::clone(&app)))];
+        let mut listeners = vec![runtime.spawn(serving)];
+        let told = tell_health(worker.status(), Arc::clone(&app.health));
+        runtime.spawn(told);
         let mut metrics_address = None;
         if let Some(place) = &serve.metrics_listen {
             let listener = bind(&runtime, self::address(place, "serve.metrics_listen")?)?;
@@ -215,9 +221,9 @@ impl Server {
         }
     }
 
-    /// Whether the device's thread has ended by itself: the server has nothing left to do.
-    pub fn has_ended(&self) -> bool {
-        self.worker.is_finished()
+    /// Whether the device failed: the server has nothing left to do.
+    pub fn has_failed(&self) -> bool {
+        matches!(&*self.worker.status().borrow(), Status::Failed(_))
     }
 
     /// Takes no more videos, ends what runs as the configuration says, and answers what is asked meanwhile.
@@ -229,23 +235,24 @@ impl Server {
     /// Drains, waits for the end, and gives the exit code. `hurry` is asked whether to wait no longer.
     pub fn end(self, hurry: impl Fn() -> bool) -> u8 {
         self.drain();
+        let status = self.worker.status();
+        let over = || matches!(&*status.borrow(), Status::Drained | Status::Failed(_));
         let until = Instant::now() + self.app.serve.drain_timeout.duration();
-        while !self.worker.is_finished() {
+        while !over() {
             if hurry() || Instant::now() >= until {
-                tracing::warn!("the running video is left as it is: the next start begins it again");
+                tracing::warn!("the running video is left as it is: the next start goes on with it");
                 self.runtime.shutdown_background();
                 return CUT;
             }
-            std::thread::sleep(Duration::from_millis(5));
+            std::thread::sleep(LOOK);
         }
         self.closing.send_replace(true);
         let code = match self.worker.join() {
-            Ok(Ok(())) => DRAINED,
-            Ok(Err(why)) => {
-                tracing::error!("{why}");
+            Ok(()) => DRAINED,
+            Err(why) => {
+                self.app.health.fail(&why);
                 FAILED
             }
-            Err(_) => FAILED,
         };
         let ends = async {
             for listener in self.listeners {
@@ -260,25 +267,24 @@ impl Server {
 }
 
 /// Starts the threads of device and finisher.
-fn begin_work<F>(app: &Arc<App>, factory: F) -> Result<JoinHandle<Result<(), String>>, StartError>
-where
-    F: FnOnce() -> Result<Box<dyn Device>, String> + Send + 'static,
-{
-    let _ = (app, factory);
-    todo!()
+fn begin_work(app: &Arc<App>, factory: Factory) -> Result<Worker, StartError> {
+    let warm = warm::orders(&app.fields).map_err(StartError::Usage)?;
+    let pulse = Arc::clone(&app.pulse);
+    let observed = || -> Result<Box<dyn Device>, String> { Ok(Box::new(ObservedDevice::new(factory()?, pulse))) };
+    Worker::start(&app.jobs, Box::new(observed), warm).map_err(StartError::io("threads"))
 }
 
-/// Removes what has expired, once a minute, until the server ends.
-async fn sweep(app: Arc<App>) {
-    let mut ending = app.ending.clone();
+/// Tells probes how the device's threads are.
+async fn tell_health(mut status: watch::Receiver<Status>, health: Arc<Health>) {
     loop {
-        tokio::select! {
-            () = listen::ended(&mut ending) => return,
-            () = tokio::time::sleep(SWEEP) => {
-                let jobs = Arc::clone(&app.jobs);
-                // It ends with a line of its own where a file cannot be removed.
-                let _ = tokio::task::spawn_blocking(move || jobs.sweep()).await;
-            }
+        match &*status.borrow_and_update() {
+            Status::Starting => {}
+            Status::Ready => health.ready(),
+            Status::Drained => return,
+            Status::Failed(why) => return health.fail(why),
+        }
+        if status.changed().await.is_err() {
+            return;
         }
     }
 }
@@ -309,19 +315,6 @@ pub fn state_folder(serve: &Serve) -> Result<PathBuf, StartError> {
     let states = variable("XDG_STATE_HOME").or_else(|| Some(variable("HOME")?.join(".local/state")));
     let missing = || StartError::Usage("--state: give a folder: neither XDG_STATE_HOME nor HOME is set".into());
     states.map(|states| states.join("ltx2/serve")).ok_or_else(missing)
-}
-
-/// Names that clients give the model: those that are served, else the preset's and the last part of the model's path.
-pub fn names(loaded: &Loaded) -> Vec<String> {
-    let serve = &loaded.config.serve;
-    if !serve.served_model_name.is_empty() {
-        return serve.served_model_name.clone();
-    }
-    let preset = loaded.preset().trim_end_matches(".yml");
-    let path = loaded.config.model.path.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
-    let mut names: Vec<String> = [preset, path].into_iter().filter(|name| !name.is_empty()).map(Into::into).collect();
-    names.dedup();
-    names
 }
 
 fn now() -> u64 {

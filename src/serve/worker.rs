@@ -82,13 +82,9 @@ impl Worker {
     /// # Errors
     /// Why the device failed.
     pub fn join(self) -> Result<(), String> {
-        let [device, finisher, sweeper]: [JoinHandle<()>; 3] =
-            self.threads.try_into().map_err(|_| "three threads were started".to_string())?;
-        for thread in [device, finisher] {
+        for thread in self.threads {
             thread.join().map_err(|panic| words(&*panic))?;
         }
-        // It sleeps between its sweeps, and holds nothing that the process has to wait for.
-        drop(sweeper);
         match &*self.status.borrow() {
             Status::Failed(reason) => Err(reason.clone()),
             _ => Ok(()),
@@ -212,6 +208,7 @@ fn hand_on(
         }
         let (id, cancelled) = (job.id.clone(), Arc::clone(cancelled));
         let finishing = Finishing { folder: jobs.folder(&id), id, made, cancelled, run: Arc::clone(running) };
+        jobs.handed_on(running);
         finisher.send(finishing).map_err(|_| "the thread that writes videos is gone".to_string())?;
     }
     for job in running.order.jobs.iter().skip(count) {
@@ -229,7 +226,7 @@ fn finish_all(jobs: &Jobs, status: &Told, receiver: &Receiver<Finishing>) {
             jobs.failed(&id, Failure::new("internal", "the video could not be written"));
             fail(jobs, status, &words(&*panic));
         }
-        drop(run);
+        jobs.written(&run);
     }
     status.send_if_modified(|status| {
         let is_drained = !matches!(status, Status::Failed(_));
@@ -247,7 +244,6 @@ fn finish(jobs: &Jobs, mut finishing: Finishing) {
     let mut written: Option<Produced> = None;
     loop {
         if cancelled.load(Ordering::Acquire) {
-            jobs.dropped(id);
             return;
         }
         let attempt = match written.clone() {

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -14,7 +15,8 @@ const SECONDS: u64 = 900;
 /// Fenced blocks of a language, but for those that build an image.
 fn blocks(page: &str, language: &str) -> Vec<String> {
     let fence = format!("```{language}\n");
-    let found = page.split(&fence).skip(1).filter_map(|rest| rest.split_once("\n```").map(|(block, _)| block.to_string()));
+    let found =
+        page.split(&fence).skip(1).filter_map(|rest| rest.split_once("\n```").map(|(block, _)| block.to_string()));
     found.filter(|block| !block.starts_with("make ")).collect()
 }
 
@@ -34,17 +36,22 @@ fn the_page_s_commands_do_what_it_says() {
     let port = free_port();
     let program = blocks(&page, "sh").join("\n").replace("localhost:8000", &format!("127.0.0.1:{port}"));
     assert!(program.matches("curl").count() > 10, "{program}");
-    // What a reader has otherwise: the program on the path, and a server of their own.
-    let prelude = format!(
-        "set -m\nltx2() {{ '{binary}' \"$1\" --listen 127.0.0.1:{port} --state '{state}' --set sampler.steps=4 \
-         --set runtime.compile_cache='{programs}' -m '{model}' \"${{@:2}}\"; }}\n",
+    // What a reader has otherwise: the program on the path, with a model and a folder of its own.
+    let program_on_path = format!(
+        "#!/bin/sh\ncommand=$1\nshift\nexec '{binary}' \"$command\" --listen 127.0.0.1:{port} --state '{state}' -m '{model}' \
+         --set sampler.steps=4 --set runtime.compile_cache='{programs}' \"$@\"\n",
         binary = env!("CARGO_BIN_EXE_ltx2"),
         state = folder.path().join("state").display(),
         programs = support::programs().display(),
         model = fs::canonicalize("assets/nano").expect("the toy model").display(),
     );
+    let wrapper = folder.path().join("ltx2");
+    fs::write(&wrapper, program_on_path).expect("written");
+    fs::set_permissions(&wrapper, fs::Permissions::from_mode(0o755)).expect("a mode");
+    let prelude = format!("set -m\nPATH='{}':$PATH\n", folder.path().display());
     // The server is ended whatever fails.
-    let bounded = format!("{prelude}trap 'kill -KILL %1 2>/dev/null' EXIT\nset -e -o pipefail\n{program}\ntrap - EXIT\n");
+    let bounded =
+        format!("{prelude}trap 'kill -KILL %1 2>/dev/null' EXIT\nset -e -o pipefail\n{program}\ntrap - EXIT\n");
     let script = folder.path().join("guide.sh");
     fs::write(&script, bounded).expect("written");
     let done = Command::new("timeout")
@@ -79,7 +86,8 @@ fn the_page_names_flags_that_exist() {
     let help = String::from_utf8_lossy(&done.stdout).into_owned();
     let words = page.split(|c: char| !(c.is_ascii_alphanumeric() || c == '-'));
     let other = ["--gpus", "--test"];
-    let named: Vec<&str> = words.filter(|word| word.starts_with("--") && word.len() > 3 && !other.contains(word)).collect();
+    let named: Vec<&str> =
+        words.filter(|word| word.starts_with("--") && word.len() > 3 && !other.contains(word)).collect();
     assert!(named.len() > 20, "{named:?}");
     let unknown: Vec<&&str> = named.iter().filter(|flag| !help.contains(**flag)).collect();
     assert!(unknown.is_empty(), "{unknown:?} are no flags of `ltx2 serve`");

@@ -1,7 +1,32 @@
 //! Jobs from request to video, on a scripted device.
 
-use crate::support::needs;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use ltx2::config::{Drain, Seconds};
+use ltx2::serve::device::Order;
 use ltx2::serve::id::{Ids, VideoId};
+use ltx2::serve::job::{Snapshot, Stage, State};
+use ltx2::serve::jobs::{Caller, Jobs, ListQuery, Pace, Submitted};
+use ltx2::serve::store::{FileStore, JobStore, Variant};
+use ltx2::serve::worker::Status;
+
+use crate::scripted::{Server, anyone, frames_of, listed, quick_folder, request, settings, until};
+use crate::support::needs;
+
+fn store(state: &std::path::Path) -> Arc<dyn JobStore> {
+    Arc::new(FileStore::open(state).expect("a store"))
+}
+
+fn code(snapshot: &Snapshot) -> &str {
+    snapshot.record.failure.as_ref().map_or("", |failure| &failure.code)
+}
+
+fn page(jobs: &Jobs, after: Option<&VideoId>, limit: usize, descending: bool) -> (Vec<VideoId>, bool) {
+    let page = jobs.list(&anyone(), &ListQuery { after: after.cloned(), limit, descending, state: None });
+    (page.jobs.iter().map(|job| job.accepted.id.clone()).collect(), page.has_more)
+}
 
 /// A server that starts again makes ids behind those that it finds.
 #[needs(nothing)]
@@ -9,4 +34,398 @@ fn ids_go_on_behind_those_of_the_last_start() {
     let first = Ids::behind(None).next().expect("an id");
     let again = Ids::behind(Some(&first)).next().expect("an id");
     assert!(again > first && VideoId::parse(again.as_str()) == Some(again));
+}
+
+#[needs(nothing)]
+fn a_job_becomes_a_video_with_all_its_files() {
+    let state = quick_folder();
+    let server = Server::start(state.path(), settings());
+    let id = server.send("steps=6 ms=2");
+    let mut seen = server.jobs.watch(&anyone(), &id).expect("a job");
+    let mut percent = Vec::new();
+    until("the last snapshot", || {
+        let now = seen.borrow_and_update().clone();
+        percent.push((now.record.state, now.progress.percent));
+        now.record.state.is_terminal()
+    });
+    assert!(percent.windows(2).all(|pair| pair[0].1 <= pair[1].1), "{percent:?}");
+    let job = server.get(&id);
+    assert_eq!(job.record.state, State::Completed);
+    let record = &job.record;
+    assert!(record.started_at <= record.completed_at && record.expires_at > record.completed_at);
+    assert_eq!((record.attempts, record.batch), (1, 1));
+    assert_eq!(record.produced.as_ref().expect("a video").frames_sha256, frames_of(&job.accepted));
+    until("the run to be forgotten", || {
+        !state.path().join("jobs").join(id.as_str()).join("steps.safetensors").exists()
+    });
+    let names: Vec<String> = listed(&state.path().join("jobs").join(id.as_str())).into_keys().collect();
+    assert_eq!(names, ["audio.wav", "job.json", "request.json", "sprite.jpg", "thumb.jpg", "video.json", "video.mp4"]);
+    server.stop().expect("drained");
+
+    let again = Jobs::open(store(state.path()), settings()).expect("jobs");
+    let found = again.get(&anyone(), &id).expect("the job");
+    assert_eq!((&found.record, &found.accepted), (&job.record, &job.accepted));
+}
+
+#[needs(nothing)]
+fn a_store_is_one_server_s_alone_and_private() {
+    use std::os::unix::fs::PermissionsExt;
+    let state = tempfile::tempdir().expect("a folder");
+    let server = Server::start(state.path(), settings());
+    let refused = FileStore::open(state.path()).expect_err("it is taken");
+    assert!(refused.to_string().contains("another server"), "{refused}");
+    let id = server.send("a");
+    server.wait(&id);
+    server.stop().expect("drained");
+    let mut folders = vec![state.path().join("jobs")];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry")) {
+            let about = entry.metadata().expect("a file");
+            let mode = about.permissions().mode() & 0o777;
+            assert_eq!(mode, if about.is_dir() { 0o700 } else { 0o600 }, "{}", entry.path().display());
+            if about.is_dir() {
+                folders.push(entry.path());
+            }
+        }
+    }
+    std::fs::write(state.path().join("format"), "2\n").expect("written");
+    assert!(FileStore::open(state.path()).expect_err("another format").to_string().contains("another release"));
+}
+
+#[needs(nothing)]
+fn what_is_damaged_or_planted_is_set_aside() {
+    let state = quick_folder();
+    let server = Server::start(state.path(), settings());
+    let ids: Vec<VideoId> = (0..4).map(|_| server.send("a")).collect();
+    ids.iter().for_each(|id| drop(server.wait(id)));
+    server.stop().expect("drained");
+    let jobs = state.path().join("jobs");
+    let secret = state.path().join("secret");
+    std::fs::write(&secret, "secret").expect("written");
+    std::fs::write(jobs.join(ids[0].as_str()).join("request.json"), "{").expect("written");
+    std::fs::remove_file(jobs.join(ids[1].as_str()).join("video.mp4")).expect("removed");
+    std::os::unix::fs::symlink(&secret, jobs.join(ids[1].as_str()).join("video.mp4")).expect("a link");
+    std::fs::rename(jobs.join(ids[2].as_str()), state.path().join("elsewhere")).expect("moved");
+    std::os::unix::fs::symlink(state.path().join("elsewhere"), jobs.join(ids[2].as_str())).expect("a link");
+    std::fs::create_dir(jobs.join(".new-video_1")).expect("a folder");
+    std::fs::write(jobs.join("notes.txt"), "a file").expect("written");
+
+    let again = Jobs::open(store(state.path()), settings()).expect("jobs");
+    assert_eq!(page(&again, None, 10, false).0, [ids[1].clone(), ids[3].clone()]);
+    assert!(again.open_file(&ids[1], Variant::Video).is_err(), "a link is not followed");
+    assert!(again.open_file(&ids[3], Variant::Video).is_ok());
+    let damaged: Vec<String> = listed(&state.path().join("damaged")).into_keys().collect();
+    let mut expected = vec!["notes.txt".to_string(), ids[0].to_string(), ids[2].to_string()];
+    expected.sort();
+    assert_eq!(damaged, expected);
+    assert_eq!(std::fs::read_to_string(secret).expect("there"), "secret");
+}
+
+#[needs(nothing)]
+fn lists_are_pages_by_id_and_keys_see_their_own() {
+    let state = quick_folder();
+    let server = Server::start(state.path(), settings());
+    let ids: Vec<VideoId> = (0..5).map(|n| server.send(if n == 3 { "owner=bob" } else { "owner=ann" })).collect();
+    assert_eq!(page(&server.jobs, None, 2, false), (ids[..2].to_vec(), true));
+    assert_eq!(page(&server.jobs, Some(&ids[2]), 2, false), (ids[3..].to_vec(), false));
+    assert_eq!(page(&server.jobs, Some(&ids[2]), 9, true), (vec![ids[1].clone(), ids[0].clone()], false));
+    let bob = Caller { name: "bob".into(), sees_all: false };
+    let all = ListQuery { after: None, limit: 9, descending: true, state: None };
+    assert_eq!(server.jobs.list(&bob, &all).jobs.len(), 1);
+    assert_eq!(server.jobs.get(&bob, &ids[0]).expect_err("not bob's").code, "video_not_found");
+    assert!(server.jobs.delete(&bob, &ids[0]).is_err() && server.jobs.cancel(&bob, &ids[0]).is_err());
+    server.until("all to end", |jobs| {
+        let done = ListQuery { state: Some(State::Completed), ..all.clone() };
+        jobs.list(&anyone(), &done).jobs.len() == 5
+    });
+    // A page behind a job that is gone.
+    server.jobs.delete(&anyone(), &ids[2]).expect("deleted");
+    assert_eq!(page(&server.jobs, Some(&ids[2]), 9, false).0, ids[3..]);
+    assert_eq!(server.jobs.delete(&anyone(), &ids[2]).expect_err("gone").status, 404);
+    server.stop().expect("drained");
+}
+
+#[needs(nothing)]
+fn a_full_queue_refuses_and_leaves_nothing() {
+    let state = quick_folder();
+    let mut settings = settings();
+    (settings.queue, settings.queue_per_key) = (3, 2);
+    let server = Server::start(state.path(), settings);
+    let running = server.send("owner=x fault=hang");
+    server.until("it to run", |jobs| jobs.get(&anyone(), &running).expect("it").record.state == State::InProgress);
+    let caller = |name: &str| Caller { name: name.into(), sees_all: false };
+    server.send("owner=ann");
+    let held = server.jobs.admit(&caller("ann")).expect("the second place of ann");
+    let refused = server.jobs.admit(&caller("ann")).err().expect("no third");
+    assert_eq!((refused.status, refused.code), (429, "key_queue_full"));
+    assert!(refused.retry_after.is_some_and(|seconds| (1..=120).contains(&seconds)));
+    server.send("owner=bob");
+    assert_eq!(server.jobs.admit(&caller("cyd")).err().expect("no fourth").code, "queue_full");
+    drop(held);
+    server.send("owner=cyd");
+    assert_eq!(listed(&state.path().join("jobs")).len(), 4, "refused requests leave nothing");
+    let (runs, waits) = server.jobs.queue(&anyone());
+    assert_eq!(runs.len(), 1);
+    assert_eq!(waits.iter().map(|job| job.queue_position).collect::<Vec<_>>(), [Some(0), Some(1), Some(2)]);
+    server.log.released.store(true, Ordering::Release);
+    server.until("an empty queue", |jobs| jobs.queue(&anyone()).1.is_empty());
+    server.stop().expect("drained");
+}
+
+#[needs(nothing)]
+fn an_idempotency_key_makes_one_job() {
+    let state = quick_folder();
+    // The wall's clock is that of the requests.
+    let pace = Pace { clock: Arc::new(|| 1_800_000_100), ..Pace::default() };
+    let server = Server::with(store(state.path()), state.path(), settings(), pace.clone());
+    let send = |server: &Server, prompt: &str| {
+        let ticket = server.jobs.admit(&anyone()).expect("a place");
+        server.jobs.submit(ticket, request(&server.ids, prompt))
+    };
+    let ids: Vec<VideoId> = std::thread::scope(|scope| {
+        let sends: Vec<_> = (0..8).map(|_| scope.spawn(|| send(&server, "idempotency=k"))).collect();
+        let ids = sends.into_iter().map(|sent| match sent.join().expect("no panic").expect("taken") {
+            Submitted::New(job) | Submitted::Again(job) => job.accepted.id.clone(),
+        });
+        ids.collect()
+    });
+    assert!(ids.iter().all(|id| *id == ids[0]), "{ids:?}");
+    let conflict = send(&server, "idempotency=k other").expect_err("another body");
+    assert_eq!((conflict.status, conflict.code, conflict.should_retry), (409, "idempotency_conflict", Some(false)));
+    assert_eq!(listed(&state.path().join("jobs")).len(), 1);
+    server.wait(&ids[0]);
+    server.stop().expect("drained");
+    // It holds over a restart, and goes with its job.
+    let server = Server::with(store(state.path()), state.path(), settings(), pace);
+    assert!(
+        matches!(send(&server, "idempotency=k").expect("taken"), Submitted::Again(job) if job.accepted.id == ids[0])
+    );
+    server.jobs.delete(&anyone(), &ids[0]).expect("deleted");
+    assert!(matches!(send(&server, "idempotency=k").expect("taken"), Submitted::New(_)));
+    server.stop().expect("drained");
+}
+
+#[needs(nothing)]
+fn cancelled_jobs_fail_at_once_and_leave_no_video() {
+    let state = quick_folder();
+    let server = Server::start(state.path(), settings());
+    let (running, waiting) = (server.send("steps=100000 ms=1"), server.send("a"));
+    server.until("it to run", |jobs| jobs.get(&anyone(), &running).expect("it").progress.step > 3);
+    for id in [&waiting, &running] {
+        let cancelled = server.jobs.cancel(&anyone(), id).expect("cancelled");
+        assert_eq!((cancelled.record.state, code(&cancelled)), (State::Failed, "cancelled"));
+        assert_eq!(server.jobs.cancel(&anyone(), id).expect("as it was").record, cancelled.record);
+    }
+    // The device goes on with others.
+    let next = server.send("a");
+    assert_eq!(server.wait(&next).record.state, State::Completed);
+    let left = |id: &VideoId| listed(&state.path().join("jobs").join(id.as_str())).into_keys().collect::<Vec<_>>();
+    until("its steps to go", || left(&running) == ["job.json", "request.json"]);
+    assert_eq!(left(&waiting), ["job.json", "request.json"]);
+    // Of a finished one nothing changes.
+    assert_eq!(server.jobs.cancel(&anyone(), &next).expect("as it was").record.state, State::Completed);
+    server.stop().expect("drained");
+}
+
+#[needs(nothing)]
+fn a_batch_loses_the_row_that_is_cancelled_and_stops_with_the_last() {
+    let state = quick_folder();
+    let mut settings = settings();
+    settings.max_batch = Some(4);
+    let server = Server::start(state.path(), settings);
+    let first = server.send("fault=hang");
+    server.until("it to run", |jobs| jobs.get(&anyone(), &first).expect("it").record.state == State::InProgress);
+    let send = |n: usize| server.send(&format!("key=k steps=200 ms=1 seed={n}"));
+    let batch: Vec<VideoId> = (0..4).map(send).collect();
+    server.log.released.store(true, Ordering::Release);
+    server.until("the batch", |jobs| jobs.get(&anyone(), &batch[0]).expect("it").progress.step > 3);
+    assert_eq!(server.get(&batch[3]).record.batch, 4);
+    server.jobs.cancel(&anyone(), &batch[1]).expect("cancelled");
+    server.jobs.delete(&anyone(), &batch[2]).expect("deleted");
+    assert_eq!(server.jobs.get(&anyone(), &batch[2]).expect_err("gone").status, 404);
+    for n in [0, 3] {
+        let job = server.wait(&batch[n]);
+        assert_eq!(job.record.produced.as_ref().expect("a video").frames_sha256, frames_of(&job.accepted));
+    }
+    assert_eq!(code(&server.get(&batch[1])), "cancelled");
+    until("the deleted one's folder to go", || !state.path().join("jobs").join(batch[2].as_str()).exists());
+
+    let second: Vec<VideoId> = (0..2).map(|n| server.send(&format!("key=k steps=100000 ms=1 seed={n}"))).collect();
+    server.until("it to run", |jobs| jobs.get(&anyone(), &second[0]).expect("it").progress.step > 3);
+    second.iter().for_each(|id| drop(server.jobs.cancel(&anyone(), id).expect("cancelled")));
+    let last = server.send("a");
+    assert_eq!(server.wait(&last).record.state, State::Completed, "the batch stopped");
+    server.stop().expect("drained");
+}
+
+#[needs(nothing)]
+fn a_fault_fails_its_job_alone() {
+    let state = quick_folder();
+    let mut settings = settings();
+    settings.max_batch = Some(4);
+    let server = Server::start(state.path(), settings);
+    let first = server.send("fault=hang");
+    server.until("it to run", |jobs| jobs.get(&anyone(), &first).expect("it").record.state == State::InProgress);
+    let batch: Vec<VideoId> =
+        (0..3).map(|n| server.send(if n == 1 { "key=k fault=not_finite at=2" } else { "key=k" })).collect();
+    server.log.released.store(true, Ordering::Release);
+    let states: Vec<(State, String)> =
+        batch.iter().map(|id| server.wait(id)).map(|job| (job.record.state, code(&job).to_string())).collect();
+    let good = (State::Completed, String::new());
+    assert_eq!(states, [good.clone(), (State::Failed, "not_finite".into()), good]);
+    assert_eq!(server.status(), Status::Ready);
+    server.stop().expect("drained");
+}
+
+#[needs(nothing)]
+fn a_device_that_fails_ends_the_server_with_its_state_written() {
+    for (fault, code_of, reason) in [
+        ("fault=device at=1", "device_error", "accelerator"),
+        ("fault=panic at=1", "device_error", "panics"),
+        ("write=panic", "internal", "finisher"),
+    ] {
+        let state = quick_folder();
+        let server = Server::start(state.path(), settings());
+        let good = server.send("write_ms=20");
+        let bad = server.send(fault);
+        server.until("the device to fail", |jobs| jobs.device_failure().is_some());
+        let refused = server.jobs.admit(&anyone()).err().expect("503");
+        assert_eq!((refused.status, refused.code), (503, "device_failed"));
+        let error = server.join().expect_err("it failed");
+        assert!(error.contains(reason), "{error}");
+        let again = Jobs::open(store(state.path()), settings()).expect("jobs");
+        let found = again.get(&anyone(), &bad).expect("the job");
+        assert_eq!((found.record.state, code(&found)), (State::Failed, code_of), "{fault}");
+        assert_eq!(again.get(&anyone(), &good).expect("the job").record.state, State::Completed, "{fault}");
+    }
+}
+
+#[needs(nothing)]
+fn a_hang_is_seen_and_a_drain_ends_in_either_way() {
+    for drain in [Drain::Checkpoint, Drain::Finish] {
+        let state = quick_folder();
+        let mut settings = settings();
+        (settings.drain, settings.max_batch) = (drain, Some(2));
+        let server = Server::start(state.path(), settings.clone());
+        let hangs = server.send("fault=hang");
+        server.until("it to hang", |jobs| jobs.since_moment() > Duration::from_millis(30));
+        server.log.released.store(true, Ordering::Release);
+        let batch = [server.send("key=k steps=60 ms=3"), server.send("key=k steps=60 ms=3")];
+        let waits = server.send("a");
+        server.wait(&hangs);
+        server.until("steps", |jobs| jobs.get(&anyone(), &batch[1]).expect("it").progress.step > 3);
+        server.jobs.drain();
+        assert_eq!(server.jobs.admit(&anyone()).err().expect("503").code, "draining");
+        let log = Arc::clone(&server.log);
+        server.join().expect("drained");
+        assert_eq!(log.orders.lock().unwrap().len(), 2, "no further order");
+
+        let server = Server::start(state.path(), settings);
+        for id in batch.iter().chain([&waits]) {
+            assert_eq!(server.wait(id).record.state, State::Completed);
+        }
+        let orders = server.log.orders.lock().unwrap().clone();
+        assert_eq!(server.get(&batch[0]).record.attempts, 1, "a drain is no crash");
+        if drain == Drain::Checkpoint {
+            assert_eq!(orders[0].0, batch, "the batch goes on before others");
+            assert!(orders[0].1 > 3, "behind the steps that are kept: {orders:?}");
+        } else {
+            assert_eq!(orders.len(), 1, "{orders:?}");
+        }
+        server.stop().expect("drained");
+    }
+}
+
+#[needs(nothing)]
+fn shapes_are_warmed_evicted_and_grouped() {
+    let state = quick_folder();
+    let mut settings = settings();
+    settings.max_shapes = 2;
+    let jobs = Jobs::open(store(state.path()), settings.clone()).expect("jobs");
+    let ids = Ids::behind(None);
+    let warm = |prompt: &str| Order { jobs: vec![Arc::new(request(&ids, prompt))], steps: None, resume: false };
+    let server = Server::of(jobs, state.path(), vec![warm("shape=a")]);
+    let first = server.send("shape=a fault=hang");
+    server.until("it to run", |jobs| jobs.get(&anyone(), &first).expect("it").record.state == State::InProgress);
+    // `b` and `c` are cold; those of `a` overtake them, four of them.
+    let sent: Vec<VideoId> =
+        ["b", "c", "a", "a", "a", "a", "a"].iter().map(|shape| server.send(&format!("shape={shape}"))).collect();
+    server.log.released.store(true, Ordering::Release);
+    sent.iter().for_each(|id| drop(server.wait(id)));
+    let ran: Vec<VideoId> = server.log.orders.lock().unwrap().iter().skip(1).map(|(ids, _)| ids[0].clone()).collect();
+    let expected: Vec<VideoId> = [2, 3, 4, 5, 0, 1, 6].iter().map(|n| sent[*n].clone()).collect();
+    assert_eq!(ran, expected);
+    assert_eq!(*server.log.warmed.lock().unwrap(), ["shapea"]);
+    assert_eq!(*server.log.evicted.lock().unwrap(), ["shapea", "shapeb"]);
+    server.stop().expect("drained");
+
+    let jobs = Jobs::open(store(state.path()), settings).expect("jobs");
+    let server = Server::of(jobs, state.path(), vec![warm("warm=large")]);
+    assert_eq!(server.join(), Err("it needs 90 GiB of 80 GiB".into()));
+}
+
+/// The wall's clock may be set to any time: order and expiry are of the server's own.
+#[needs(nothing)]
+fn a_clock_that_is_set_back_changes_neither_order_nor_expiry() {
+    let state = quick_folder();
+    let mut settings = settings();
+    settings.keep = Seconds(1.0);
+    let wall = Arc::new(AtomicU64::new(2_000_000_000));
+    let clock = Arc::clone(&wall);
+    let pace = Pace { clock: Arc::new(move || clock.load(Ordering::Relaxed)), ..Pace::default() };
+    let server = Server::with(store(state.path()), state.path(), settings.clone(), pace.clone());
+    let first = server.send("a");
+    server.wait(&first);
+    wall.store(1_000_000_000, Ordering::Relaxed);
+    let second = server.send("a");
+    server.wait(&second);
+    assert_eq!(page(&server.jobs, None, 9, false).0, [first.clone(), second.clone()]);
+    std::thread::sleep(Duration::from_millis(1100));
+    server.jobs.sweep();
+    let gone = server.jobs.get(&anyone(), &first).expect_err("expired");
+    assert_eq!((gone.status, gone.code), (410, "expired"));
+    server.stop().expect("drained");
+
+    // One that another start finds, of a time to come, stays no longer than others.
+    let server = Server::with(store(state.path()), state.path(), settings.clone(), pace.clone());
+    wall.store(3_000_000_000, Ordering::Relaxed);
+    let third = server.send("a");
+    server.wait(&third);
+    assert!(third > second);
+    server.stop().expect("drained");
+    wall.store(1_000_000_000, Ordering::Relaxed);
+    let server = Server::with(store(state.path()), state.path(), settings, pace);
+    std::thread::sleep(Duration::from_millis(1100));
+    server.jobs.sweep();
+    assert_eq!(page(&server.jobs, None, 9, false).0, []);
+    server.stop().expect("drained");
+}
+
+#[needs(nothing)]
+fn a_job_found_running_by_two_starts_has_crashed() {
+    let state = quick_folder();
+    let id = {
+        let server = Server::start(state.path(), settings());
+        let id = server.send("fault=hang");
+        server.until("it to run", |jobs| jobs.get(&anyone(), &id).expect("it").record.state == State::InProgress);
+        server.log.released.store(true, Ordering::Release);
+        server.wait(&id);
+        server.stop().expect("drained");
+        id
+    };
+    let record = state.path().join("jobs").join(id.as_str()).join("job.json");
+    for (attempts, expected) in [(1, State::Queued), (2, State::Failed)] {
+        let mut value: serde_json::Value =
+            serde_json::from_str(&std::fs::read_to_string(&record).expect("a record")).expect("JSON");
+        value["state"] = "in_progress".into();
+        value["attempts"] = attempts.into();
+        value["produced"] = serde_json::Value::Null;
+        std::fs::write(&record, value.to_string()).expect("written");
+        drop(std::fs::remove_file(record.with_file_name("video.json")));
+        let jobs = Jobs::open(store(state.path()), settings()).expect("jobs");
+        let found = jobs.get(&anyone(), &id).expect("the job");
+        assert_eq!(found.record.state, expected);
+        assert_eq!(code(&found), if attempts == 2 { "crashed" } else { "" });
+        assert_eq!(found.progress.stage, Stage::Queued);
+    }
 }

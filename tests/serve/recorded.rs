@@ -9,12 +9,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ltx2::serve::server::Server;
+use ltx2::serve::server::{Options, Server};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use crate::client::{self, Answer, Connection};
 use crate::scripted::{self, ScriptedDevice};
+use crate::site::{Answer, Client, started};
 use crate::support::needs;
 
 /// Longest time that a video takes on the scripted device.
@@ -56,7 +56,9 @@ struct Call {
 /// An image that a request may begin with.
 fn png() -> Vec<u8> {
     let mut bytes = Cursor::new(Vec::new());
-    image::RgbImage::from_pixel(64, 64, image::Rgb([200, 40, 40])).write_to(&mut bytes, image::ImageFormat::Png).expect("a PNG");
+    image::RgbImage::from_pixel(64, 64, image::Rgb([200, 40, 40]))
+        .write_to(&mut bytes, image::ImageFormat::Png)
+        .expect("a PNG");
     bytes.into_inner()
 }
 
@@ -68,7 +70,9 @@ fn multipart(form: &[Vec<Option<String>>], named: &dyn Fn(&str) -> String) -> Ve
         let name = text(0).expect("a part's name");
         let file = text(2).map(|name| format!("; filename=\"{name}\"")).unwrap_or_default();
         let kind = text(3).map(|kind| format!("Content-Type: {kind}\r\n")).unwrap_or_default();
-        bytes.extend(format!("--{BOUNDARY}\r\nContent-Disposition: form-data; name=\"{name}\"{file}\r\n{kind}\r\n").bytes());
+        bytes.extend(
+            format!("--{BOUNDARY}\r\nContent-Disposition: form-data; name=\"{name}\"{file}\r\n{kind}\r\n").bytes(),
+        );
         match text(1).expect("a part's value").as_str() {
             "{png}" => bytes.extend(png()),
             value => bytes.extend(named(value).bytes()),
@@ -94,14 +98,15 @@ fn difference(wanted: &Value, got: &Value, at: &str) -> Option<String> {
         (Value::Object(wanted), Value::Object(got)) => {
             let missing = wanted.keys().find(|key| !got.contains_key(*key)).map(|key| format!("{at}.{key} is missing"));
             let more = got.keys().find(|key| !wanted.contains_key(*key)).map(|key| format!("{at}.{key} is new"));
-            missing.or(more).or_else(|| wanted.iter().find_map(|(key, value)| difference(value, &got[key], &format!("{at}.{key}"))))
+            missing
+                .or(more)
+                .or_else(|| wanted.iter().find_map(|(key, value)| difference(value, &got[key], &format!("{at}.{key}"))))
         }
         (Value::Array(wanted), Value::Array(got)) => {
             let first = wanted.first()?;
             got.iter().find_map(|value| difference(first, value, at))
         }
         (wanted, got) if KEPT.contains(&key) => (wanted != got).then(|| format!("{at} is {got}, not {wanted}")),
-        (Value::String(name), Value::Null) if name != "object" => None,
         (Value::String(name), got) if name == "null" || name == word(got) => None,
         (_, Value::Null) => None,
         (wanted, got) => Some(format!("{at} is {got}, not {wanted}")),
@@ -147,7 +152,10 @@ impl Replay<'_> {
             (None, Some(body)) => self.named(body).into_bytes(),
             (None, None) => Vec::new(),
         };
-        Connection::open(self.server.address()).send(&call.method, &self.named(&call.path), &headers, &body)
+        let headers: Vec<(&str, &str)> = headers.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        let body = (call.method == "POST").then_some(body.as_slice());
+        let mut client = Client::to(self.server.address());
+        client.exchange(&call.method, &self.named(&call.path), &headers, body).expect("an answer")
     }
 
     /// Sends it until its answer's status is the one that the client waited for.
@@ -168,7 +176,8 @@ impl Replay<'_> {
         if answer.status != call.status {
             return Some(format!("status {}: {}", answer.status, String::from_utf8_lossy(&answer.body)));
         }
-        let kind = answer.headers.get("content-type").map(|kind| kind.split(';').next().unwrap_or_default().to_string());
+        let kind =
+            answer.headers.get("content-type").map(|kind| kind.split(';').next().unwrap_or_default().to_string());
         let wanted = call.kind.clone().unwrap_or_else(|| "application/json".into());
         if kind.as_ref() != Some(&wanted) {
             return Some(format!("content-type {kind:?}, not {wanted}"));
@@ -192,14 +201,14 @@ impl Replay<'_> {
 /// A server as the client's own run had it, on the scripted device.
 fn start(folder: &Path, with_keys: bool, any_model: bool) -> Server {
     let keys = folder.join("keys");
-    let mut set = vec!["serve.served_model_name=[nano]".to_string(), format!("serve.any_model={any_model}")];
+    let mut set = vec!["served_model_name=[nano]".to_string(), format!("any_model={any_model}")];
     if with_keys {
         fs::write(&keys, "first:first-key-of-the-test\nsecond:second-key-of-the-test\n").expect("written");
         fs::set_permissions(&keys, fs::Permissions::from_mode(0o600)).expect("a mode");
-        set.push(format!("serve.api_key_file={}", keys.display()));
+        set.push(format!("api_key_file={}", keys.display()));
     }
     let set: Vec<&str> = set.iter().map(String::as_str).collect();
-    client::server(folder, &set, || ScriptedDevice::new(Arc::default()))
+    started(&folder.join("state"), &set, Options::default(), ScriptedDevice::new(Arc::default()))
 }
 
 /// Sends all that a client sent, each of its checks to a server of its own.

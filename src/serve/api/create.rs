@@ -4,18 +4,17 @@ use std::sync::Arc;
 
 use axum::Extension;
 use axum::body::Bytes;
-use axum::extract::{FromRequest, Multipart, Path, Request, State};
+use axum::extract::{FromRequest, Multipart, Request, State};
 use axum::http::{HeaderMap, HeaderValue, header};
 use axum::response::Response;
-use serde_json::Value;
 
 use super::errors::internal;
 use super::guard::traceparent;
-use super::videos::{answer, id_of};
+use super::videos::{Id, answer};
 use super::{App, BODY_PATIENCE, blocking};
 use crate::serve::body::Exchange;
 use crate::serve::error::ApiError;
-use crate::serve::fields::{Endpoint, Source};
+use crate::serve::fields::{Endpoint, Source, source_video};
 use crate::serve::form::Form;
 use crate::serve::id::VideoId;
 use crate::serve::job::{Accepted, Snapshot, State as JobState};
@@ -59,10 +58,10 @@ pub(super) async fn extend(
 pub(super) async fn remix(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
-    Path(id): Path<String>,
+    Id(id): Id,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let source = finished(&app, &caller, &id_of(&id)?)?;
+    let source = finished(&app, &caller, &id)?;
     submit(&app, caller, request, Kind::Remix(source)).await.map(|video| accepted(&video))
 }
 
@@ -109,13 +108,13 @@ pub(super) async fn submit(app: &Arc<App>, caller: Caller, request: Request, kin
         read(app, request).await.map_err(|error| exchange.and_then(|exchange| exchange.fault()).unwrap_or(error))?
     };
     let source = match kind {
-        Kind::Edit | Kind::Extend => source_of(&form).map(|id| finished(app, &caller, &id?)).transpose()?,
+        Kind::Edit | Kind::Extend => source_video(&form)?.map(|id| finished(app, &caller, &id)).transpose()?,
         _ => None,
     };
     let app = Arc::clone(app);
     let work = move || {
-        let video = source.as_ref().map(|accepted| app.store.folder(&accepted.id).join(Variant::Video.file()));
-        let source = source.as_deref().zip(video.as_deref()).map(|(accepted, video)| Source { accepted, video });
+        let video = source.as_ref().map(|source| app.jobs.folder(&source.id).join(Variant::Video.file()));
+        let source = source.as_ref().zip(video.as_ref()).map(|(accepted, video)| Source { accepted, video });
         let endpoint = match &kind {
             Kind::Create => Endpoint::Create,
             Kind::Remix(source) => Endpoint::Remix(source),
@@ -158,31 +157,18 @@ async fn read(app: &App, request: Request) -> Result<Form, ApiError> {
             let bytes = Bytes::from_request(request, &()).await;
             let bytes = bytes.map_err(|_| ApiError::new(400, "invalid_json", "the body ended early"))?;
             // Text of megabytes takes its time.
-            let _ = bytes;
-            todo!()
+            tokio::task::spawn_blocking(move || Form::json(&bytes)).await.map_err(internal)?
         }
         "multipart/form-data" => {
             let form = Multipart::from_request(request, &()).await;
             let why = "the form has no boundary: send `multipart/form-data; boundary=…`";
-            form.map_err(|_| ApiError::new(400, "invalid_multipart", why))?;
-            let _ = &app.tmp;
-            todo!()
+            Form::multipart(form.map_err(|_| ApiError::new(400, "invalid_multipart", why))?, &app.tmp).await
         }
         _ => {
             let why = "send the fields as application/json or multipart/form-data";
             Err(ApiError::new(415, "unsupported_media_type", why).should_retry(false))
         }
     }
-}
-
-/// The finished video that a form names as its input, `video: {"id": …}` or its id alone.
-fn source_of(form: &Form) -> Option<Result<VideoId, ApiError>> {
-    let named = match form.fields.get("video")? {
-        Value::Object(map) => map.get("id")?.as_str()?,
-        Value::String(text) if text.starts_with("video_") => text,
-        _ => return None,
-    };
-    Some(id_of(named))
 }
 
 #[cfg(test)]

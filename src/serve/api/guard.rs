@@ -30,12 +30,8 @@ pub(super) const COOKIE: &str = "ltx2_session";
 #[derive(Clone, Debug)]
 pub(super) struct About(pub(super) String);
 
-/// The id of a request, the client's or a new one.
-#[derive(Clone, Debug)]
-pub(super) struct RequestId(pub(super) String);
-
 /// Outermost: gives a request its id, and writes its line once its answer is sent.
-pub(super) async fn note(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
+pub(super) async fn note(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let since = Instant::now();
     let id = request_id(request.headers());
     let traceparent = traceparent(request.headers());
@@ -46,7 +42,6 @@ pub(super) async fn note(State(app): State<Arc<App>>, mut request: Request, next
     if let Some(exchange) = &exchange {
         exchange.limit(SMALL_BODY);
     }
-    request.extensions_mut().insert(RequestId(id.clone()));
     let mut response = next.run(request).await;
     if let Ok(value) = HeaderValue::from_str(&id) {
         response.headers_mut().insert("x-request-id", value);

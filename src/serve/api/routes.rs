@@ -68,6 +68,7 @@ pub(super) static ROUTES: &[Route] = &[
     route(POST, "/v1/videos", Fields, Video, "Takes a video into the queue."),
     asks(route(GET, "/v1/videos", Nothing, Videos, "The caller's videos."), &["after", "limit", "order", "status"]),
     route(POST, "/v1/videos/sync", Fields, Media, "Makes a video and waits for it."),
+    route(POST, "/v1/videos/generations", Fields, Media, "The same; TensorRT-LLM's example asks here."),
     route(POST, "/v1/videos/edits", Fields, Video, "Makes a span of a video anew."),
     route(POST, "/v1/videos/extensions", Fields, Video, "Goes on with a video."),
     route(POST, "/v1/videos/characters", Fields, Refusal, "No model here is for it."),
@@ -106,7 +107,7 @@ fn handler(route: &Route) -> MethodRouter<Arc<App>> {
     match (route.method, route.path) {
         ("POST", "/v1/videos") => post(create::create),
         ("GET", "/v1/videos") => get(videos::list),
-        ("POST", "/v1/videos/sync") => post(sync::sync),
+        ("POST", "/v1/videos/sync" | "/v1/videos/generations") => post(sync::sync),
         ("POST", "/v1/videos/edits") => post(create::edit),
         ("POST", "/v1/videos/extensions") => post(create::extend),
         ("GET", "/v1/videos/{id}") => get(videos::get),

@@ -83,6 +83,12 @@ impl Given {
         Some((self.name(field), self.values.shift_remove(field)?))
     }
 
+    /// Puts a field in another form, with the client's name of it.
+    pub(super) fn put(&mut self, field: &'static str, name: Option<String>, value: Value) {
+        self.values.insert(field.into(), value);
+        self.names.insert(field, name.unwrap_or_else(|| field.into()));
+    }
+
     /// Lays these fields over those of an earlier request.
     pub(super) fn over(mut self, earlier: &Map<String, Value>) -> Self {
         // What stands for the same thing goes with the newer of two.

@@ -1,6 +1,6 @@
 //! Fields as a layer of the configuration.
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::faults::of_config;
 use super::given::Given;
@@ -24,7 +24,7 @@ impl Fields {
         let mut layer = RequestLayer::default();
         if let Some(tree) = given.get("ltx2") {
             tree::check(tree)?;
-            layer.set_tree("ltx2", tree.clone()).map_err(fault)?;
+            layer.set_tree("ltx2", tree::typed(tree.clone())).map_err(fault)?;
         }
         layer.set("n", "request.num_videos", json!(1)).map_err(fault)?;
         let pipeline = self.pipeline(given, endpoint)?;
@@ -43,9 +43,111 @@ impl Fields {
         if let Some(seed) = given.get("seed") {
             layer.set(&given.name("seed"), "request.seed", seed.clone()).map_err(fault)?;
         }
+        if let Some(loras) = given.get("lora") {
+            layer.set(&given.name("lora"), "model.loras", self.with_loras(loras)).map_err(fault)?;
+        }
         self.lay_size(given, &mut layer, warnings)?;
         self.lay_length(given, pipeline, &mut layer, warnings)?;
-        self.loaded.with_request(&layer).map_err(fault)
+        self.check_files(given, pipeline)?;
+        self.lay_files(given, &mut layer)?;
+        lay_span(given, pipeline, &mut layer)?;
+        if pipeline.takes_video() {
+            // The video's own hold, not those of the server's other videos.
+            let own = ["request.width", "request.height", "request.num_frames", "request.frame_rate"];
+            own.into_iter().for_each(|key| layer.forget(key));
+        }
+        let mut loaded = self.loaded.with_request(&layer).map_err(fault)?;
+        if self.lay_images(given, loaded.config.clip_frames(), &mut layer)? {
+            loaded = self.loaded.with_request(&layer).map_err(fault)?;
+        }
+        Ok(loaded)
+    }
+
+    /// Refuses a request without what its pipeline starts from.
+    fn check_files(&self, given: &Given, pipeline: Pipeline) -> Result<(), ApiError> {
+        let (has, own) = (|field| given.get(field).is_some(), &self.loaded.config.request);
+        let in_tree = |key: &str| given.get("ltx2").and_then(|tree| tree.get("request")?.get(key)).is_some();
+        let needed: &[(&'static str, bool)] = match pipeline {
+            Pipeline::ImageToVideo | Pipeline::Keyframes => {
+                &[("input_reference", has("images") || !own.images.is_empty())]
+            }
+            Pipeline::AudioToVideo => &[("input_audio", has("input_audio") || own.audio.is_some())],
+            Pipeline::IcLora => &[("reference_videos", has("reference_videos") || !own.reference_videos.is_empty())],
+            Pipeline::VideoToAudio => &[("video", has("input_video") || own.video.is_some())],
+            Pipeline::Retake => &[
+                ("video", has("input_video") || own.video.is_some()),
+                ("start", has("start") || has("end") || has("retake") || in_tree("retake") || own.retake.is_some()),
+            ],
+            Pipeline::Extend => &[
+                ("video", has("input_video") || own.video.is_some()),
+                ("seconds", has("seconds") || in_tree("extend") || own.extend.is_some()),
+            ],
+            _ => &[],
+        };
+        match needed.iter().find(|(_, is_there)| !is_there) {
+            None => Ok(()),
+            Some((field, _)) => Err(invalid(field, format!("the pipeline {} needs it", pipeline.name()))),
+        }
+    }
+
+    /// Given sounds and videos, by their paths.
+    fn lay_files(&self, given: &Given, layer: &mut RequestLayer) -> Result<(), ApiError> {
+        let fault = |error| of_config(error, given);
+        self.lay_images(given, None, layer)?;
+        if let Some(sound) = given.get("input_audio") {
+            let mut own = sound.clone();
+            self.place(&mut own, "stored", "path")?;
+            layer.set(&given.name("input_audio"), "request.audio", own).map_err(fault)?;
+        }
+        if let Some(video) = given.get("input_video") {
+            let path = self.stored(video, "stored")?;
+            layer.set(&given.name("input_video"), "request.video", path.into()).map_err(fault)?;
+        }
+        if let Some(videos) = given.get("reference_videos").and_then(Value::as_array) {
+            let mut videos = videos.clone();
+            for video in &mut videos {
+                self.place(video, "stored", "path")?;
+                self.place(video, "mask", "attention_mask")?;
+            }
+            layer.set(&given.name("reference_videos"), "request.reference_videos", videos.into()).map_err(fault)?;
+        }
+        Ok(())
+    }
+
+    /// Given images; the last frame's number, where one stands for it, is known when the others are laid. Whether one does.
+    fn lay_images(&self, given: &Given, frames: Option<usize>, layer: &mut RequestLayer) -> Result<bool, ApiError> {
+        let Some(images) = given.get("images").and_then(Value::as_array) else { return Ok(false) };
+        let (mut images, mut any) = (images.clone(), false);
+        for image in &mut images {
+            self.place(image, "stored", "path")?;
+            if image["frame"] == "last" {
+                image["frame"] = frames.map_or(0, |frames| frames - 1).into();
+                any = true;
+            }
+        }
+        layer.set(&given.name("images"), "request.images", images.into()).map_err(|error| of_config(error, given))?;
+        Ok(any && frames.is_some())
+    }
+
+    /// The path of a file that is kept.
+    fn stored(&self, item: &Value, key: &str) -> Result<String, ApiError> {
+        let path = self.inputs.path(item[key].as_str().unwrap_or_default());
+        match path.is_file() {
+            true => Ok(path.to_string_lossy().into_owned()),
+            false => Err(ApiError::new(410, "expired", "a file that the request starts from is no longer there")),
+        }
+    }
+
+    /// Puts the path of a kept file in the place of its name, where there is one.
+    fn place(&self, item: &mut Value, key: &str, to: &str) -> Result<(), ApiError> {
+        if item[key].is_string() {
+            let path = self.stored(item, key)?;
+            if let Value::Object(map) = item {
+                map.shift_remove(key);
+                map.insert(to.into(), path.into());
+            }
+        }
+        Ok(())
     }
 
     /// The pipeline of a request.
@@ -65,8 +167,11 @@ impl Fields {
             }
             (None, Endpoint::Edit(_)) => Pipeline::Retake,
             (None, Endpoint::Extend(_)) => Pipeline::Extend,
-            (None, _) => own,
+            (None, _) => self.by_files(given, own),
         };
+        // The same weights and preset.
+        let has_images = given.get("images").is_some();
+        let chosen = if chosen == Pipeline::TextToVideo && has_images { Pipeline::ImageToVideo } else { chosen };
         if chosen == Pipeline::TextToAudio {
             return Err(invalid(&field, "text_to_audio makes no video, and the server serves videos"));
         }
@@ -75,6 +180,21 @@ impl Fields {
         }
         let name = chosen.name();
         Err(invalid(&field, format!("the server was not started for {name} (serve.pipelines); {}", self.served())))
+    }
+
+    /// The server's pipeline, or another one that it was started for and that a request's files are for.
+    fn by_files(&self, given: &Given, own: Pipeline) -> Pipeline {
+        let has = |field| given.get(field).is_some();
+        let served = self.pipelines();
+        let or_own = |other: Pipeline| if served.contains(&other) { other } else { own };
+        match own {
+            Pipeline::ImageToVideo if !has("images") && self.loaded.config.request.images.is_empty() => {
+                Pipeline::TextToVideo
+            }
+            Pipeline::TextToVideo | Pipeline::ImageToVideo if has("input_audio") => or_own(Pipeline::AudioToVideo),
+            own if has("reference_videos") && !own.takes_video() => or_own(Pipeline::IcLora),
+            own => own,
+        }
     }
 
     fn served(&self) -> String {
@@ -139,6 +259,37 @@ impl Fields {
         }
         Ok(())
     }
+}
+
+/// The span of a retake, or what an extension adds.
+fn lay_span(given: &Given, pipeline: Pipeline, layer: &mut RequestLayer) -> Result<(), ApiError> {
+    let fault = |error| of_config(error, given);
+    let flat = ["start", "end"].into_iter().filter_map(|name| Some((name, given.get(name)?)));
+    let flat: Map<String, Value> = flat.map(|(name, value)| (name.into(), value.clone())).collect();
+    match given.get("retake") {
+        Some(_) if !flat.is_empty() => {
+            return Err(invalid(&given.name("retake"), "says the span; leave out start and end"));
+        }
+        Some(span) => layer.set(&given.name("retake"), "request.retake", span.clone()).map_err(fault)?,
+        None if flat.is_empty() => {}
+        None => {
+            let name = given.name(if given.get("start").is_some() { "start" } else { "end" });
+            layer.set(&name, "request.retake", flat.into()).map_err(fault)?;
+        }
+    }
+    if pipeline != Pipeline::Extend {
+        let extension = ["before", "overlap"].into_iter().find(|name| given.get(name).is_some());
+        return extension.map_or(Ok(()), |name| Err(invalid(&given.name(name), "is for extensions alone")));
+    }
+    if given.get("num_frames").is_some() {
+        return Err(invalid(&given.name("num_frames"), "an extension is as long as seconds says; leave it out"));
+    }
+    let fields = ["seconds", "before", "overlap"].into_iter().filter_map(|name| Some((name, given.get(name)?)));
+    let extend: Map<String, Value> = fields.map(|(name, value)| (name.into(), value.clone())).collect();
+    if extend.is_empty() {
+        return Ok(());
+    }
+    layer.set(&given.name("seconds"), "request.extend", extend.into()).map_err(fault)
 }
 
 fn wrong_size(field: &str) -> ApiError {

@@ -60,6 +60,8 @@ pub(super) fn value(field: &str, kind: Kind, given: Value) -> Result<Value, ApiE
             items.map(|item| value(field, Kind::Integer(0, 1 << 16), item)).collect()
         }
         Kind::Metadata => metadata(field, given),
+        Kind::Retake => span(field, given),
+        Kind::Tree => object(field, given).map(Value::Object),
         _ => Ok(given),
     }
 }
@@ -207,6 +209,24 @@ fn metadata(field: &str, given: Value) -> Result<Value, ApiError> {
         }
     }
     Ok(Value::Object(map))
+}
+
+/// A span of a retake.
+fn span(field: &str, given: Value) -> Result<Value, ApiError> {
+    let mut item = object(field, given)?;
+    let mut read = Map::new();
+    for (key, kind) in [
+        ("start", Kind::Number(0.0, 1e6)),
+        ("end", Kind::Number(0.0, 1e6)),
+        ("video", Kind::Flag),
+        ("audio", Kind::Flag),
+    ] {
+        if let Some(given) = take(&mut item, key) {
+            read.insert(key.into(), value(field, kind, given)?);
+        }
+    }
+    no_more(field, &item, "start, end, video, audio")?;
+    Ok(Value::Object(read))
 }
 
 /// A number as JSON without a fraction of 0.

@@ -1,5 +1,9 @@
 //! Requests, good and bad.
 
+mod files;
+mod refused;
+mod taken;
+
 use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
@@ -29,7 +33,7 @@ impl Server {
         Server { fields, folder }
     }
 
-    fn take(&self, form: Form, endpoint: Endpoint) -> Result<Accepted, ApiError> {
+    pub(super) fn take(&self, form: Form, endpoint: Endpoint) -> Result<Accepted, ApiError> {
         self.fields.accept(form, endpoint, &Caller { name: "me".into(), sees_all: false })
     }
 
@@ -153,7 +157,7 @@ fn fields_write_their_keys() {
         ),
         (json!({"seed": 7, "generate_audio": false}), json!({"output.audio": false})),
         (json!({"seed": 7, "generate_sound": "false"}), json!({"output.audio": false})),
-        (json!({"seed": 7, "ltx2": {"sampler": {"kind": "heun"}}}), json!({"sampler.kind": "heun"})),
+        (json!({"seed": 7, "ltx2": {"sampler": {"kind": "res_2s"}}}), json!({"sampler.kind": "res_2s"})),
         (
             json!({"seed": 7, "ltx2": {"reference": "official"}}),
             json!({"reference": "official", "vocoder.stage1_clamp": "official"}),

@@ -3,7 +3,9 @@
 use serde_json::Value;
 
 use super::given::plain;
+use crate::config::accepts_text;
 use crate::serve::error::ApiError;
+use crate::serve::form::parse_json;
 
 /// Keys, or whole sections, that `ltx2` may write.
 pub(super) const ALLOWED: [&str; 29] = [
@@ -106,6 +108,27 @@ fn check_below(tree: &Value, path: &str) -> Result<(), ApiError> {
         }
     }
     Ok(())
+}
+
+/// The tree of a form, whose leaves are text: numbers, switches and lists where keys take such.
+pub(super) fn typed(tree: Value) -> Value {
+    typed_below(tree, "")
+}
+
+fn typed_below(tree: Value, path: &str) -> Value {
+    match tree {
+        Value::Object(map) => map
+            .into_iter()
+            .map(|(key, value)| {
+                let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+                let value = typed_below(value, &path);
+                (key, value)
+            })
+            .collect(),
+        Value::Array(items) => items.into_iter().map(|item| typed_below(item, path)).collect(),
+        Value::String(text) if !accepts_text(path) => parse_json(&text).unwrap_or(Value::String(text)),
+        other => other,
+    }
 }
 
 #[cfg(test)]

@@ -135,11 +135,6 @@ impl Jobs {
         self.end(id, end, false)
     }
 
-    /// Nothing comes of a job that was cancelled.
-    pub fn dropped(&self, id: &VideoId) {
-        self.close(self.lock(), id);
-    }
-
     /// A job failed.
     pub fn failed(&self, id: &VideoId, failure: Failure) {
         tracing::warn!(%id, code = failure.code, "the job failed: {}", failure.message);
@@ -156,7 +151,6 @@ impl Jobs {
         let Some(entry) = index.jobs.get(id).filter(|_| is_there) else { return Ok(()) };
         if entry.record.state.is_terminal() {
             self.settle(&mut index, id, None);
-            self.close(index, id);
             return Ok(());
         }
         let record = end(&entry.record);
@@ -170,25 +164,20 @@ impl Jobs {
             runs.get_mut(&run).into_iter().for_each(|run| run.track.end_stage(profiles));
         }
         self.settle(&mut index, id, is_over.then_some(record));
-        if is_over {
-            self.close(index, id);
-        }
         written
     }
 
-    /// A job's part of its run is over; with the last one the run is, and what only it needed goes.
-    fn close(&self, mut index: std::sync::MutexGuard<'_, Index>, id: &VideoId) {
-        let Some(Entry { at: At::Run(run), .. }) = index.jobs.get(id) else { return };
-        let run = *run;
-        let is_over = index.runs.get(&run).is_some_and(|run| {
+    /// Ends a run that neither the device nor the finisher has anything of any more: what only it needed goes.
+    pub(super) fn close(&self, number: u64) {
+        let mut index = self.lock();
+        let is_over = index.runs.get(&number).is_some_and(|run| {
             let ended = |id: &VideoId| index.jobs.get(id).is_none_or(|entry| entry.record.state.is_terminal());
-            run.is_made && run.members.iter().all(ended)
+            run.is_made && run.writing == 0 && run.members.iter().all(ended)
         });
         if !is_over {
             return;
         }
-        // Of two threads one finds it.
-        let members = index.runs.remove(&run).map(|run| run.members).unwrap_or_default();
+        let members = index.runs.remove(&number).map(|run| run.members).unwrap_or_default();
         drop(index);
         for id in &members {
             let (mut index, is_there) = self.claim(self.lock(), id);
@@ -209,17 +198,6 @@ impl Jobs {
             if is_hidden {
                 index.forget(id);
             }
-        }
-    }
-
-    /// The device is through with a run. Those of its jobs that were cancelled are over now.
-    pub(super) fn close_run(&self, run: u64) {
-        let mut index = self.lock();
-        let Some(run) = index.runs.get_mut(&run) else { return };
-        run.is_made = true;
-        let first = run.members.first().cloned();
-        if let Some(id) = first {
-            self.close(index, &id);
         }
     }
 }

@@ -84,6 +84,8 @@ pub(super) struct Run {
     pub(super) track: Track,
     /// Whether the device is through with it.
     pub(super) is_made: bool,
+    /// Videos of it that the finisher has.
+    pub(super) writing: usize,
 }
 
 /// A request that named an idempotency key.

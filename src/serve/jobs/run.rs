@@ -190,7 +190,7 @@ impl Jobs {
             evict.extend(gone.iter().map(ToString::to_string));
             index.loaded.use_loras(&candidate.loras);
         }
-        let run = Run { members: picked.members.clone(), track: Track::new(shape), is_made: false };
+        let run = Run { members: picked.members.clone(), track: Track::new(shape), is_made: false, writing: 0 };
         index.runs.insert(number, run);
         index.moved = Some(Instant::now());
         index.tell_waiting();
@@ -245,7 +245,25 @@ impl Jobs {
 
     /// The device has nothing to do with an order any more, however it ended.
     pub fn left(&self, running: &Running) {
-        self.close_run(running.number);
+        if let Some(run) = self.lock().runs.get_mut(&running.number) {
+            run.is_made = true;
+        }
+        self.close(running.number);
+    }
+
+    /// The finisher gets a video of an order.
+    pub fn handed_on(&self, running: &Running) {
+        if let Some(run) = self.lock().runs.get_mut(&running.number) {
+            run.writing += 1;
+        }
+    }
+
+    /// The finisher has nothing to do with it any more, however it ended.
+    pub fn written(&self, running: &Running) {
+        if let Some(run) = self.lock().runs.get_mut(&running.number) {
+            run.writing = run.writing.saturating_sub(1);
+        }
+        self.close(running.number);
     }
 
     /// A running order waits again: the server ends.
@@ -270,7 +288,9 @@ impl Jobs {
     /// Nothing runs any more: the device, or a thread, is gone.
     pub fn device_failed(&self, reason: &str) {
         self.lock().failed.get_or_insert_with(|| reason.to_string());
+        self.has_failed.store(true, Ordering::Release);
         self.work.notify_all();
+        self.ask_sweep();
         self.is_changed();
     }
 

@@ -1,0 +1,384 @@
+//! Files of a request: parts of a form, data URLs, base64. Each is checked by its contents and kept under its hash.
+
+use base64::Engine;
+use base64::alphabet::STANDARD;
+use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+use serde_json::{Map, Value, json};
+
+use super::given::Given;
+use super::read::{invalid, no_more, object, shown, structure, take, value};
+use super::table::{self, Kind};
+use super::{Endpoint, Fields};
+use crate::serve::error::ApiError;
+use crate::serve::form::FilePart;
+
+/// Base64 with padding or without.
+const BASE64: GeneralPurpose = GeneralPurpose::new(
+    &STANDARD,
+    GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
+);
+/// Members that hold contents.
+const CONTENTS: [&str; 8] = ["file", "data", "content", "image_url", "audio_url", "video_url", "url", "b64_json"];
+/// What a value of a file may be.
+const FORMS: &str = "give a file part, a data URL or base64";
+/// Reference videos of a request.
+const MAX_REFERENCES: usize = 4;
+
+/// What files are of.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum What {
+    Image,
+    Sound,
+    Video,
+}
+
+/// The file parts of a form.
+struct Parts {
+    all: Vec<FilePart>,
+    used: Vec<bool>,
+}
+
+impl Parts {
+    /// The parts of a field, by any of its names, in order; they are used then.
+    fn of(&mut self, spec: &table::Spec) -> Vec<usize> {
+        let is_own = |part: &FilePart| table::find(&part.field).is_some_and(|own| own.name == spec.name);
+        let found: Vec<usize> = (0..self.all.len()).filter(|at| !self.used[*at] && is_own(&self.all[*at])).collect();
+        found.iter().for_each(|at| self.used[*at] = true);
+        found
+    }
+
+    /// The part of a name.
+    fn named(&mut self, field: &str, name: &str) -> Result<usize, ApiError> {
+        let at = self.all.iter().position(|part| part.field == name);
+        let at =
+            at.ok_or_else(|| invalid(field, format!("the form has no file part '{}'", super::given::plain(name))))?;
+        self.used[at] = true;
+        Ok(at)
+    }
+}
+
+impl Fields {
+    /// Keeps the files of a request, and puts their names into its fields.
+    ///
+    /// # Errors
+    /// A file that is none of its kind, is too large, or is elsewhere; a part that no field names.
+    pub(super) fn keep_files(
+        &self,
+        given: &mut Given,
+        parts: Vec<FilePart>,
+        endpoint: Endpoint,
+    ) -> Result<(), ApiError> {
+        let mut parts = Parts { used: vec![false; parts.len()], all: parts };
+        // Parts that a list names are its own, whatever else they are called.
+        self.keep_images(given, &mut parts)?;
+        self.keep_references(given, &mut parts)?;
+        self.keep_sound(given, &mut parts)?;
+        self.keep_video(given, &mut parts, endpoint)?;
+        let Some(at) = parts.used.iter().position(|used| !used) else { return Ok(()) };
+        let name = &parts.all[at].field;
+        Err(match table::find(name) {
+            Some(_) => invalid(name, "is no file; send it as text"),
+            None => {
+                let why = format!("there is no field '{name}' for a file; did you mean 'input_reference'?");
+                ApiError::field("unknown_field", name, why)
+            }
+        })
+    }
+
+    /// All images, as a list of what is kept.
+    fn keep_images(&self, given: &mut Given, parts: &mut Parts) -> Result<(), ApiError> {
+        let strength = given.take("image_cond_strength").map(|(_, value)| value);
+        let crf = given.take("image_crf").map(|(_, value)| value);
+        let mut found = Vec::new();
+        let mut names = Vec::new();
+        for field in ["input_reference", "images"] {
+            let Some((name, value)) = given.take(field) else { continue };
+            let items = items(&name, value)?;
+            self.check_count(&name, found.len() + items.len())?;
+            for item in items {
+                found.push(self.keep_image(&name, item, parts)?);
+            }
+            names.push(name);
+        }
+        // Those that no list names.
+        for field in ["input_reference", "images"] {
+            let own = table::find(field).map_or_else(Vec::new, |spec| parts.of(spec));
+            let Some(name) = own.first().map(|at| parts.all[*at].field.clone()) else { continue };
+            self.check_count(&name, found.len() + own.len())?;
+            if own.len() > 1 {
+                let why = "several files: say their frames, as images=[{\"file\": \"a\", \"frame\": 0}] with parts of those names";
+                return Err(invalid(&name, why));
+            }
+            let kept = self.inputs.keep_image(&name, &parts.all[own[0]].path())?;
+            found.push(Map::from_iter([("stored".into(), kept.into()), ("frame".into(), 0.into())]));
+            names.push(name);
+        }
+        if found.is_empty() {
+            return Ok(());
+        }
+        for image in &mut found {
+            for (key, default) in [("strength", &strength), ("crf", &crf)] {
+                if let (false, Some(default)) = (image.contains_key(key), default) {
+                    image.insert(key.into(), default.clone());
+                }
+            }
+        }
+        given.put("images", names.into_iter().next(), found.into_iter().map(Value::Object).collect());
+        Ok(())
+    }
+
+    fn check_count(&self, field: &str, images: usize) -> Result<(), ApiError> {
+        let most = self.serve().max_images;
+        if images > most {
+            return Err(invalid(field, format!("{images} images; the server takes at most {most}")));
+        }
+        Ok(())
+    }
+
+    /// An image of a list, or the only one.
+    fn keep_image(&self, field: &str, item: Value, parts: &mut Parts) -> Result<Map<String, Value>, ApiError> {
+        let mut kept = Map::new();
+        let contents = match structure(field, item)? {
+            Value::Object(mut item) => {
+                let contents = contents(field, &mut item)?;
+                let frame = take(&mut item, "frame")
+                    .map(|frame| value(field, Kind::Integer(0, 1_000_000), frame))
+                    .transpose()?;
+                let role = take(&mut item, "role");
+                let frame = match (role.as_ref().map(|role| role.as_str().unwrap_or_default()), frame) {
+                    (Some(_), Some(_)) => return Err(invalid(field, "has both a role and a frame; keep one")),
+                    (None, frame) => frame.unwrap_or(json!(0)),
+                    (Some("first_frame" | "reference"), None) => json!(0),
+                    (Some("last_frame"), None) => json!("last"),
+                    (Some(_), None) => return Err(invalid(field, "role must be first_frame or last_frame")),
+                };
+                kept.insert("frame".into(), frame);
+                for (key, kind) in [("strength", Kind::Number(0.0, 1.0)), ("crf", Kind::Integer(0, 51))] {
+                    if let Some(given) = take(&mut item, key) {
+                        kept.insert(key.into(), value(field, kind, given)?);
+                    }
+                }
+                // Chat clients say these of an image URL.
+                (take(&mut item, "type"), take(&mut item, "detail"));
+                no_more(field, &item, "file, data, content, image_url, role, frame, strength, crf")?;
+                contents
+            }
+            other => {
+                kept.insert("frame".into(), json!(0));
+                other
+            }
+        };
+        let stored = self.keep(field, What::Image, &contents, parts)?;
+        kept.insert("stored".into(), stored.into());
+        Ok(kept)
+    }
+
+    fn keep_references(&self, given: &mut Given, parts: &mut Parts) -> Result<(), ApiError> {
+        let Some(spec) = table::find("reference_videos") else { return Ok(()) };
+        let taken = given.take(spec.name);
+        let name = taken.as_ref().map_or_else(|| spec.name.to_string(), |(name, _)| name.clone());
+        let items = taken.map_or(Ok(Vec::new()), |(name, value)| items(&name, value))?;
+        let too_many = |count: usize| invalid(&name, format!("{count} videos; at most {MAX_REFERENCES}"));
+        if items.len() > MAX_REFERENCES {
+            return Err(too_many(items.len()));
+        }
+        let mut found = Vec::new();
+        for item in items {
+            let (item, contents) = match structure(&name, item)? {
+                Value::Object(mut item) => {
+                    let contents = contents(&name, &mut item)?;
+                    (item, contents)
+                }
+                other => (Map::new(), other),
+            };
+            found.push(self.keep_reference(&name, item, &contents, parts)?);
+        }
+        let own = parts.of(spec);
+        if found.len() + own.len() > MAX_REFERENCES {
+            return Err(too_many(found.len() + own.len()));
+        }
+        for at in own {
+            found.push(json!({"stored": self.inputs.keep_video(&name, &parts.all[at].path())?}));
+        }
+        if !found.is_empty() {
+            given.put(spec.name, Some(name), found.into());
+        }
+        Ok(())
+    }
+
+    fn keep_reference(
+        &self,
+        field: &str,
+        mut item: Map<String, Value>,
+        contents: &Value,
+        parts: &mut Parts,
+    ) -> Result<Value, ApiError> {
+        let mut kept = Map::new();
+        kept.insert("stored".into(), self.keep(field, What::Video, contents, parts)?.into());
+        let unit = Kind::Number(0.0, 1.0);
+        for (key, kind) in [("strength", unit), ("attention_strength", unit), ("frames", Kind::Integer(1, 1_000_000))] {
+            if let Some(given) = take(&mut item, key) {
+                kept.insert(key.into(), value(field, kind, given)?);
+            }
+        }
+        if let Some(mask) = take(&mut item, "mask") {
+            let mask = match structure(field, mask)? {
+                Value::Object(mut mask) => self::contents(field, &mut mask)?,
+                // The name of a part, where it is no data.
+                Value::String(name) if parts.all.iter().any(|part| part.field == name) => json!({"file": name}),
+                other => other,
+            };
+            kept.insert("mask".into(), self.keep(field, What::Video, &mask, parts)?.into());
+        }
+        no_more(field, &item, "file, data, strength, attention_strength, mask, frames")?;
+        Ok(Value::Object(kept))
+    }
+
+    fn keep_sound(&self, given: &mut Given, parts: &mut Parts) -> Result<(), ApiError> {
+        let Some(spec) = table::find("input_audio") else { return Ok(()) };
+        let taken = given.take(spec.name);
+        let own = parts.of(spec);
+        let name = name_of(spec, taken.as_ref(), own.first().map(|at| &parts.all[*at]));
+        if own.len() + usize::from(taken.is_some()) > 1 {
+            return Err(invalid(&name, "is given twice; keep one"));
+        }
+        let mut kept = Map::new();
+        if let Some(at) = own.first() {
+            kept.insert("stored".into(), self.inputs.keep_sound(&name, &parts.all[*at].path())?.into());
+        } else if let Some((_, item)) = taken {
+            let contents = match structure(&name, item)? {
+                Value::Object(mut item) => {
+                    let contents = contents(&name, &mut item)?;
+                    for key in ["start", "duration"] {
+                        if let Some(given) = take(&mut item, key) {
+                            kept.insert(key.into(), value(&name, Kind::Number(0.0, 1e6), given)?);
+                        }
+                    }
+                    no_more(&name, &item, "file, data, start, duration")?;
+                    contents
+                }
+                other => other,
+            };
+            kept.insert("stored".into(), self.keep(&name, What::Sound, &contents, parts)?.into());
+        }
+        if !kept.is_empty() {
+            given.put(spec.name, Some(name), Value::Object(kept));
+        }
+        Ok(())
+    }
+
+    fn keep_video(&self, given: &mut Given, parts: &mut Parts, endpoint: Endpoint) -> Result<(), ApiError> {
+        let Some(spec) = table::find("input_video") else { return Ok(()) };
+        let taken = given.take(spec.name);
+        let own = parts.of(spec);
+        let name = name_of(spec, taken.as_ref(), own.first().map(|at| &parts.all[*at]));
+        if own.len() + usize::from(taken.is_some()) > 1 {
+            return Err(invalid(&name, "is given twice; keep one"));
+        }
+        let source = match endpoint {
+            Endpoint::Edit(source) | Endpoint::Extend(source) => source,
+            Endpoint::Create | Endpoint::Remix(_) => None,
+        };
+        let stored = match (own.first(), taken, source) {
+            (Some(at), ..) => Some(self.inputs.keep_video(&name, &parts.all[*at].path())?),
+            (None, Some(_), Some(source)) => Some(self.inputs.keep_video(&name, source.video)?),
+            (None, Some((_, item)), None) => {
+                let contents = match structure(&name, item)? {
+                    Value::Object(mut item) => {
+                        let contents = contents(&name, &mut item)?;
+                        no_more(&name, &item, "id, file, data")?;
+                        contents
+                    }
+                    other => other,
+                };
+                Some(self.keep(&name, What::Video, &contents, parts)?)
+            }
+            (None, None, _) => None,
+        };
+        if let Some(stored) = stored {
+            given.put(spec.name, Some(name), json!({"stored": stored}));
+        }
+        Ok(())
+    }
+
+    /// Keeps contents: of a part by its name, or as text.
+    fn keep(&self, field: &str, what: What, contents: &Value, parts: &mut Parts) -> Result<String, ApiError> {
+        let keep = |file: &std::path::Path| match what {
+            What::Image => self.inputs.keep_image(field, file),
+            What::Sound => self.inputs.keep_sound(field, file),
+            What::Video => self.inputs.keep_video(field, file),
+        };
+        match contents {
+            Value::Object(file) => {
+                let part = file.get("file").and_then(Value::as_str).unwrap_or_default();
+                let at = parts.named(field, part)?;
+                keep(&parts.all[at].path())
+            }
+            Value::String(text) => {
+                let bytes = decode(field, what, text)?;
+                self.inputs.with_file(&bytes, keep)
+            }
+            other => Err(invalid(field, format!("{FORMS}, not {}", shown(other)))),
+        }
+    }
+}
+
+/// The client's name of a field: of its value, or of its part.
+fn name_of(spec: &table::Spec, taken: Option<&(String, Value)>, part: Option<&FilePart>) -> String {
+    let of_value = taken.map(|(name, _)| name.clone());
+    of_value.or_else(|| part.map(|part| part.field.clone())).unwrap_or_else(|| spec.name.into())
+}
+
+/// The items of a list, or the only one.
+fn items(field: &str, given: Value) -> Result<Vec<Value>, ApiError> {
+    Ok(match structure(field, given)? {
+        Value::Array(items) => items,
+        one => vec![one],
+    })
+}
+
+/// What an object says of its contents: text, or `{file}`.
+fn contents(field: &str, item: &mut Map<String, Value>) -> Result<Value, ApiError> {
+    if take(item, "file_id").is_some() {
+        return Err(invalid(field, format!("file_id is not supported: the server has no files of its own; {FORMS}")));
+    }
+    let found: Vec<(&str, Value)> = CONTENTS.iter().filter_map(|key| Some((*key, take(item, key)?))).collect();
+    let [(key, found)] = <[(&str, Value); 1]>::try_from(found).map_err(|_| invalid(field, FORMS))?;
+    match (key, found) {
+        ("file", Value::String(name)) => Ok(json!({"file": name})),
+        // Chat clients wrap it once more.
+        (_, Value::Object(mut inner)) => {
+            let url = take(&mut inner, "url").unwrap_or_default();
+            take(&mut inner, "detail");
+            no_more(field, &object(field, Value::Object(inner))?, "url")?;
+            Ok(url)
+        }
+        (_, text) => Ok(text),
+    }
+}
+
+/// The bytes of a data URL, or of base64.
+fn decode(field: &str, what: What, text: &str) -> Result<Vec<u8>, ApiError> {
+    let code = match what {
+        What::Image => "invalid_image",
+        What::Sound => "invalid_audio",
+        What::Video => "invalid_video",
+    };
+    let fault = |why: &str| ApiError::field(code, field, format!("{field}: {why}"));
+    let text = text.trim();
+    let start: String = text.chars().take(8).collect::<String>().to_ascii_lowercase();
+    let encoded = if start.starts_with("data:") {
+        let (head, data) = text.split_once(',').ok_or_else(|| fault("the data URL has no comma"))?;
+        if !head.to_ascii_lowercase().ends_with(";base64") {
+            return Err(fault("a data URL must be of base64: data:TYPE;base64,…"));
+        }
+        data
+    } else if start.contains("://") || ["http:", "https:", "file:", "ftp:"].iter().any(|own| start.starts_with(own)) {
+        return Err(fault(&format!("the server opens no addresses; {FORMS}")));
+    } else {
+        text
+    };
+    let plain: Vec<u8> = encoded.bytes().filter(|b| !b.is_ascii_whitespace()).collect();
+    let bytes = BASE64.decode(plain).map_err(|_| fault(&format!("is no base64; {FORMS}")))?;
+    if bytes.is_empty() { Err(fault("is empty")) } else { Ok(bytes) }
+}

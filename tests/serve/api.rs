@@ -1,0 +1,384 @@
+//! The endpoints, one after another, over real connections.
+
+use std::time::{Duration, Instant};
+
+use ltx2::serve::store::Variant;
+use serde_json::{Value, json};
+
+use crate::scripted::files;
+use crate::site::{Client, Site, body, quantile};
+use crate::support::needs;
+
+#[needs(nothing)]
+fn a_video_from_its_request_to_its_file() {
+    let site = Site::new(&[]);
+    let answer = site.send("POST", "/v1/videos", Some(&body("steps=3 ms=5")));
+    assert_eq!(answer.status, 200, "{answer:?}");
+    let video = answer.json();
+    let id = video["id"].as_str().expect("an id");
+    assert_eq!(answer.header("location"), Some(format!("/v1/videos/{id}").as_str()));
+    assert_eq!(answer.header("openai-poll-after-ms"), Some("1000"));
+    assert_eq!(answer.header("cache-control"), Some("no-store"));
+    assert!(answer.header("x-request-id").is_some_and(|id| id.starts_with("req_")));
+    assert_eq!((&video["object"], &video["seed"], &video["size"]), (&json!("video"), &json!(7), &json!("64x64")));
+    let done = site.wait(id);
+    assert_eq!((&done["status"], &done["progress"], &done["error"]), (&json!("completed"), &json!(100), &Value::Null));
+    assert!(done["expires_at"].as_u64() > done["completed_at"].as_u64());
+    let answer = site.get(&format!("/v1/videos/{id}"));
+    assert_eq!(answer.header("openai-poll-after-ms"), None);
+    let file = site.get(&format!("/v1/videos/{id}/content"));
+    let expected = &files().iter().find(|(variant, _)| *variant == Variant::Video).expect("a video").1;
+    assert_eq!((file.status, &file.body), (200, expected));
+    assert_eq!(file.header("content-type"), Some("video/mp4"));
+    assert_eq!(file.header("content-disposition"), Some(format!("inline; filename=\"{id}.mp4\"").as_str()));
+    assert_eq!(file.header("x-content-type-options"), Some("nosniff"));
+    assert_eq!(site.end(), 0);
+}
+
+#[needs(nothing)]
+fn files_come_whole_in_part_or_not_again() {
+    let site = Site::new(&[]);
+    let id = site.create("steps=1");
+    site.wait(&id);
+    let mut client = site.client();
+    let kinds = [("thumbnail", "image/jpeg"), ("spritesheet", "image/jpeg"), ("audio", "audio/wav")];
+    for (name, kind) in kinds {
+        let answer = client.get(&format!("/v1/videos/{id}/content?variant={name}"));
+        assert_eq!((answer.status, answer.header("content-type")), (200, Some(kind)), "{name}");
+        assert!(!answer.body.is_empty());
+    }
+    let path = format!("/v1/videos/{id}/content");
+    let whole = client.get(&path);
+    let tag = whole.header("etag").expect("a tag").to_string();
+    let head = client.ask("HEAD", &path, &[]);
+    assert_eq!((head.status, head.header("content-length")), (200, whole.header("content-length")));
+    let part = client.ask("GET", &path, &[("range", "bytes=4-7")]);
+    assert_eq!((part.status, part.body.as_slice()), (206, &b"ftyp"[..]));
+    assert_eq!(part.header("content-range"), Some(format!("bytes 4-7/{}", whole.body.len()).as_str()));
+    let tail = client.ask("GET", &path, &[("range", "bytes=-10")]);
+    assert_eq!(tail.body, whole.body[whole.body.len() - 10..]);
+    let beyond = client.ask("GET", &path, &[("range", "bytes=99999999-")]);
+    assert_eq!((beyond.status, beyond.error().1.as_str()), (416, "range_not_satisfiable"));
+    assert_eq!(client.ask("GET", &path, &[("if-none-match", &tag)]).status, 304);
+    assert_eq!(client.ask("GET", &path, &[("if-none-match", "\"other\"")]).status, 200);
+    let error = client.get(&format!("{path}?variant=poster")).error();
+    assert_eq!(error, (400, "invalid_value".into(), Some("variant".into())));
+    site.end();
+}
+
+#[needs(nothing)]
+fn what_is_not_finished_has_no_file() {
+    let site = Site::new(&[]);
+    let running = site.create("steps=1000 ms=20");
+    let path = format!("/v1/videos/{running}/content");
+    let answer = site.get(&path);
+    assert_eq!((answer.error().0, answer.error().1.as_str()), (404, "video_not_ready"));
+    let cancelled = site.send("POST", &format!("/v1/videos/{running}/cancel"), None).json();
+    assert_eq!((&cancelled["status"], &cancelled["error"]["code"]), (&json!("failed"), &json!("cancelled")));
+    let answer = site.get(&path);
+    assert_eq!((answer.error().0, answer.error().1.as_str()), (404, "video_failed"));
+    let deleted = site.send("DELETE", &format!("/v1/videos/{running}"), None).json();
+    assert_eq!(deleted, json!({"id": running, "object": "video.deleted", "deleted": true}));
+    let again = site.send("DELETE", &format!("/v1/videos/{running}"), None);
+    assert_eq!(again.error(), (404, "video_not_found".into(), None));
+    site.end();
+}
+
+#[needs(nothing)]
+fn lists_are_read_page_by_page() {
+    let site = Site::new(&[]);
+    let mut ids: Vec<String> = (0..7).map(|n| site.create(&format!("steps=1 n={n}"))).collect();
+    ids.iter().for_each(|id| drop(site.wait(id)));
+    let mut client = site.client();
+    let mut read = |order: &str| {
+        let (mut found, mut after) = (Vec::new(), String::new());
+        loop {
+            let page = client.get(&format!("/v1/videos?limit=3&order={order}{after}")).json();
+            let of_page = page["data"].as_array().expect("a list").clone();
+            assert_eq!(page["first_id"], of_page[0]["id"]);
+            found.extend(of_page.iter().map(|video| video["id"].as_str().expect("an id").to_string()));
+            if page["has_more"] == false {
+                return found;
+            }
+            after = format!("&after={}", page["last_id"].as_str().expect("an id"));
+        }
+    };
+    assert_eq!(read("asc"), ids);
+    ids.reverse();
+    assert_eq!(read("desc"), ids);
+    let empty = site.get("/v1/videos?status=queued").json();
+    assert_eq!((&empty["data"], &empty["has_more"], &empty["first_id"]), (&json!([]), &json!(false), &Value::Null));
+    assert_eq!(site.get("/v1/videos?limit=0").error(), (400, "invalid_value".into(), Some("limit".into())));
+    site.end();
+}
+
+#[needs(nothing)]
+fn a_request_that_is_sent_twice_is_one_job() {
+    let site = Site::new(&[]);
+    let send = |key: &str, seed: u64| {
+        let mut body = body("steps=1");
+        body["seed"] = seed.into();
+        site.client().with("idempotency-key", key).send("POST", "/v1/videos", Some(&body))
+    };
+    let first = send("a", 1).json();
+    assert_eq!(send("a", 1).json()["id"], first["id"]);
+    let other = send("a", 2);
+    assert_eq!((other.error().0, other.error().1.as_str()), (409, "idempotency_conflict"));
+    assert_eq!(other.header("x-should-retry"), Some("false"));
+    assert_ne!(send("b", 1).json()["id"], first["id"]);
+    assert_eq!(send(&"x".repeat(129), 1).error().2.as_deref(), Some("Idempotency-Key"));
+    site.end();
+}
+
+#[needs(nothing)]
+fn a_full_queue_says_when_to_come_again_and_keeps_nothing() {
+    let site = Site::new(&["queue=2"]);
+    let running = site.create("steps=10000 ms=10");
+    crate::scripted::until("it to run", || site.get("/v1/queue").json()["running"] == json!([running]));
+    let waiting = [site.create("n=1"), site.create("n=2")];
+    let refused = site.send("POST", "/v1/videos", Some(&body("n=3")));
+    assert_eq!((refused.error().0, refused.error().1.as_str()), (429, "queue_full"));
+    let seconds: u32 = refused.header("retry-after").and_then(|s| s.parse().ok()).expect("seconds");
+    assert!((1..=120).contains(&seconds));
+    let queue = site.get("/v1/queue").json();
+    assert_eq!((&queue["queued"], &queue["limit"]), (&json!(waiting), &json!(2)));
+    assert_eq!(std::fs::read_dir(site.state.join("jobs")).expect("a folder").count(), 3);
+    assert_eq!(std::fs::read_dir(site.state.join("tmp")).expect("a folder").count(), 0);
+    assert!(site.get("/metrics").text().contains("ltx2_queue_rejected_total{reason=\"queue_full\"} 1"));
+    site.end();
+}
+
+#[needs(nothing)]
+fn json_and_forms_make_the_same_job() {
+    let site = Site::new(&[]);
+    let form = "--b\r\ncontent-disposition: form-data; name=\"prompt\"\r\n\r\nsteps=1\r\n\
+        --b\r\ncontent-disposition: form-data; name=\"size\"\r\n\r\n64x64\r\n\
+        --b\r\ncontent-disposition: form-data; name=\"num_frames\"\r\n\r\n9\r\n\
+        --b\r\ncontent-disposition: form-data; name=\"seed\"\r\n\r\n7\r\n--b--\r\n";
+    let kind = [("content-type", "multipart/form-data; boundary=b")];
+    let answer = site.client().exchange("POST", "/v1/videos", &kind, Some(form.as_bytes())).expect("an answer");
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    let (form, json) = (answer.json(), site.send("POST", "/v1/videos", Some(&body("steps=1"))).json());
+    for key in ["prompt", "size", "num_frames", "seed", "fps", "pipeline", "steps", "model"] {
+        assert_eq!(form[key], json[key], "{key}");
+    }
+    let kind = [("content-type", "application/x-www-form-urlencoded")];
+    let answer = site.client().exchange("POST", "/v1/videos", &kind, Some(b"prompt=a")).expect("an answer");
+    assert_eq!((answer.error().0, answer.error().1.as_str()), (415, "unsupported_media_type"));
+    site.end();
+}
+
+#[needs(nothing)]
+fn a_video_is_made_while_its_client_waits() {
+    let site = Site::new(&[]);
+    let answer = site.send("POST", "/v1/videos/sync", Some(&body("steps=2 ms=5")));
+    assert_eq!((answer.status, answer.header("content-type")), (200, Some("video/mp4")), "{}", answer.text());
+    let id = answer.header("x-video-id").expect("an id").to_string();
+    assert_eq!(site.wait(&id)["status"], "completed");
+    assert!(answer.header("x-inference-time-s").is_some_and(|s| s.parse::<f64>().is_ok()));
+    let stages: Value = serde_json::from_str(answer.header("x-stage-durations").expect("stages")).expect("JSON");
+    assert!(stages["total"].is_number());
+    assert!(answer.header("server-timing").is_some_and(|text| text.contains("total;dur=")));
+    // A client that goes has its video cancelled.
+    let mut client = site.client();
+    let text = body("steps=10000 ms=10").to_string();
+    let kind = [("content-type", "application/json")];
+    client.head("POST", "/v1/videos/sync", &kind, Some(text.len())).expect("sent");
+    std::io::Write::write_all(client.stream(), text.as_bytes()).expect("sent");
+    crate::scripted::until("it to run", || site.get("/v1/queue").json()["running"] != json!([]));
+    let id = site.get("/v1/queue").json()["running"][0].as_str().expect("an id").to_string();
+    drop(client);
+    assert_eq!(site.wait(&id)["error"]["code"], "cancelled");
+    site.end();
+}
+
+#[needs(nothing)]
+fn a_video_that_takes_too_long_goes_on_under_its_id() {
+    let site = Site::new(&["sync_timeout=200ms"]);
+    let answer = site.send("POST", "/v1/videos/sync", Some(&body("steps=40 ms=20")));
+    assert_eq!((answer.error().0, answer.error().1.as_str()), (504, "sync_timeout"));
+    let text = answer.text();
+    let id = &text[text.find("video_").expect("an id")..][..32];
+    assert_eq!(site.wait(id)["status"], "completed");
+    site.end();
+}
+
+#[needs(nothing)]
+fn a_remix_takes_what_it_does_not_say_from_its_source() {
+    let site = Site::new(&[]);
+    let source = site.create("steps=1");
+    let path = format!("/v1/videos/{source}/remix");
+    site.wait(&source);
+    let remix = site.send("POST", &path, Some(&json!({"prompt": "steps=2"}))).json();
+    assert_eq!(remix["remixed_from_video_id"], json!(source));
+    for (key, value) in
+        [("size", json!("64x64")), ("num_frames", json!(9)), ("seed", json!(7)), ("prompt", json!("steps=2"))]
+    {
+        assert_eq!(remix[key], value, "{key}");
+    }
+    let running = site.create("steps=1000 ms=20");
+    let answer = site.send("POST", &format!("/v1/videos/{running}/remix"), Some(&json!({"prompt": "a"})));
+    assert_eq!((answer.error().0, answer.error().1.as_str()), (404, "video_not_ready"));
+    site.end();
+}
+
+#[needs(nothing)]
+fn models_loras_and_the_server_tell_of_themselves() {
+    let site = Site::new(&[]);
+    let list = site.get("/v1/models").json();
+    let card = &list["data"][0];
+    let name = card["id"].as_str().expect("a name");
+    for key in ["pipelines", "shapes", "defaults", "limits", "loras", "size_aliases"] {
+        assert!(!card[key].is_null(), "{key}: {card}");
+    }
+    assert_eq!(site.get(&format!("/v1/models/{name}")).json()["id"], json!(name));
+    assert_eq!(site.get("/v1/models/other").error().1, "model_not_found");
+    assert_eq!(site.get("/v1/list_loras").json(), json!({"loaded_adapters": [], "active": []}));
+    for path in ["/v1/set_lora", "/v1/merge_lora_weights", "/v1/unmerge_lora_weights"] {
+        let refused = site.send("POST", path, Some(&json!({"lora_nickname": "a"})));
+        assert_eq!(refused.error(), (400, "unsupported".into(), Some("lora".into())));
+    }
+    let refused = site.send("POST", "/v1/videos/characters", Some(&json!({})));
+    assert_eq!((refused.error().0, refused.error().1.as_str()), (404, "unsupported_endpoint"));
+    for (path, status) in [("/live", "live"), ("/health", "ok"), ("/ready", "ready")] {
+        let answer = site.get(path);
+        assert_eq!((answer.status, &answer.json()["status"]), (200, &json!(status)), "{path}");
+    }
+    assert_eq!(site.get("/version").json()["name"], "ltx2");
+    let page = site.get("/");
+    assert!(page.header("content-security-policy").is_some_and(|policy| policy.contains("default-src 'none'")));
+    assert_eq!(site.get("/v1/none").error().1, "not_found");
+    assert_eq!(site.send("DELETE", "/v1/videos", None).error().1, "method_not_allowed");
+    site.end();
+}
+
+/// The document has what the router answers, and the router nothing else.
+#[needs(nothing)]
+fn the_openapi_document_is_the_routers() {
+    let site = Site::new(&[]);
+    let document = site.get("/openapi.json").json();
+    let paths = document["paths"].as_object().expect("paths");
+    assert!(paths.len() > 20);
+    let mut client = site.client();
+    for (path, item) in paths {
+        let asked = path.replace("{id}", "video_00000000000000000000000000").replace("{model}", "none");
+        for method in ["get", "post", "delete", "put", "patch"] {
+            let is_stream = path == "/v1/queue/events" && method == "get";
+            if is_stream {
+                continue;
+            }
+            let answer = client.exchange(&method.to_uppercase(), &asked, &[], None).expect("an answer");
+            let known = item.get(method).is_some();
+            assert_eq!(answer.status != 405, known, "{method} {path}: {}", answer.status);
+            let found = answer.status != 404 || !["not_found"].contains(&answer.error().1.as_str());
+            assert!(found, "{method} {path} is no route");
+        }
+    }
+    // Fields of a request are the table's.
+    let fields = document["components"]["schemas"]["Create"]["properties"].as_object().expect("fields");
+    for name in ["prompt", "size", "seconds", "seed", "negative_prompt", "ltx2", "input_reference"] {
+        assert!(fields.contains_key(name), "{name}");
+    }
+    site.end();
+}
+
+#[needs(nothing)]
+fn the_server_ends_with_its_work_kept() {
+    let folder = crate::scripted::quick_folder();
+    let site = Site::at(folder.path().join("state"), &["drain=checkpoint"], Default::default());
+    let (running, waiting) = (site.create("steps=2000 ms=5 every=1"), site.create("steps=1"));
+    crate::scripted::until("it to run", || site.get("/v1/queue").json()["running"] == json!([running]));
+    site.server.drain();
+    let ready = site.get("/ready");
+    assert_eq!((ready.status, &ready.json()["status"]), (503, &json!("draining")));
+    let refused = site.send("POST", "/v1/videos", Some(&body("a")));
+    assert_eq!((refused.error().0, refused.error().1.as_str()), (503, "draining"));
+    assert!(refused.header("retry-after").is_some());
+    let since = Instant::now();
+    assert_eq!(site.end(), 0);
+    assert!(since.elapsed() < Duration::from_secs(2), "{:?}", since.elapsed());
+    let site = Site::at(folder.path().join("state"), &["drain=finish", "drain_timeout=100ms"], Default::default());
+    for id in [&running, &waiting] {
+        assert!(
+            ["queued", "in_progress"]
+                .contains(&site.get(&format!("/v1/videos/{id}")).json()["status"].as_str().unwrap())
+        );
+    }
+    crate::scripted::until("it to run", || site.get("/v1/queue").json()["running"] == json!([running]));
+    // It is to be finished, which takes longer than it may.
+    assert_eq!(site.end(), 130);
+}
+
+#[needs(nothing)]
+fn a_device_that_fails_ends_the_server_with_code_1() {
+    let site = Site::new(&[]);
+    let id = site.create("fault=device");
+    assert_eq!(site.wait(&id)["error"]["code"], "device_error");
+    crate::scripted::until("the failure", || site.server.has_failed());
+    crate::scripted::until("probes to say so", || site.get("/health").status == 503);
+    let refused = site.send("POST", "/v1/videos", Some(&body("a")));
+    assert_eq!((refused.error().0, refused.error().1.as_str()), (503, "device_failed"));
+    assert_eq!(site.end(), 1);
+}
+
+/// A device that stands still is told of, by its own pace.
+#[needs(nothing)]
+fn a_device_that_hangs_makes_the_server_ill() {
+    let patience = Some(Duration::from_millis(50));
+    let site = Site::with(&[], ltx2::serve::server::Options { patience, ..Default::default() });
+    let id = site.create("steps=20 ms=1 fault=hang at=10");
+    crate::scripted::until("probes to say so", || site.get("/health").status == 503);
+    assert_eq!(site.get("/health").json()["status"], "stuck");
+    site.log.released.store(true, std::sync::atomic::Ordering::Release);
+    assert_eq!(site.wait(&id)["status"], "completed");
+    assert_eq!(site.get("/health").status, 200);
+    site.end();
+}
+
+/// What the server itself takes of a request: from its sending to `completed`, less device and encoding.
+#[needs(nothing)]
+fn a_request_costs_little() {
+    let site = Site::new(&[]);
+    let mut client = site.client();
+    let mut times = Vec::new();
+    for round in 0..60 {
+        let since = Instant::now();
+        let answer = client.send("POST", "/v1/videos", Some(&body(&format!("steps=1 round={round}"))));
+        let id = answer.json()["id"].as_str().expect("an id").to_string();
+        loop {
+            let video = client.get(&format!("/v1/videos/{id}")).json();
+            if video["status"] == "completed" {
+                break;
+            }
+            assert_ne!(video["status"], "failed", "{video}");
+        }
+        times.push(since.elapsed());
+    }
+    let (half, most) = (quantile(&mut times, 0.5), quantile(&mut times, 0.99));
+    eprintln!("overhead of a request: p50 {half:?}, p99 {most:?}");
+    assert!(
+        half < Duration::from_millis(20 * slower()) && most < Duration::from_millis(60 * slower()),
+        "{half:?}, {most:?}"
+    );
+    let metrics = site.get("/metrics").text();
+    assert!(metrics.contains("ltx2_overhead_seconds_count 60"), "{metrics}");
+    site.end();
+}
+
+/// Debug builds on a machine that does other things, too, are not what goals are for.
+pub fn slower() -> u64 {
+    if cfg!(debug_assertions) { 4 } else { 1 }
+}
+
+/// A connection is used again and again, and a request's id is its client's.
+#[needs(nothing)]
+fn ids_of_requests_come_back() {
+    let site = Site::new(&[]);
+    let mut client: Client = site.client();
+    for id in ["a-1", "b.2"] {
+        assert_eq!(client.ask("GET", "/live", &[("x-request-id", id)]).header("x-request-id"), Some(id));
+    }
+    let made = client.ask("GET", "/live", &[("x-request-id", "a b")]);
+    assert!(made.header("x-request-id").is_some_and(|id| id.starts_with("req_")));
+    site.end();
+}

@@ -1,0 +1,154 @@
+//! A disk that is full: a small tmpfs, mounted in a namespace of the test's own. Nothing is lost, polls go on, and the server
+//! goes on by itself once there is room.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use ltx2::serve::job::{Stage, State};
+use ltx2::serve::jobs::Pace;
+use ltx2::serve::store::FileStore;
+
+use crate::scripted::{Server, anyone, files, listed, request, settings, until};
+use crate::support::needs;
+
+/// Runs a test of this binary with a tmpfs of so many MiB.
+fn on_a_disk(test: &str, mebibytes: usize) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let script = format!("mount -t tmpfs -o size={mebibytes}m tmpfs \"$LTX2_DISK\" && exec \"$0\" \"$@\"");
+    let mut run = Command::new("unshare");
+    run.args(["-rm", "sh", "-c", &script]).arg(std::env::current_exe().expect("this binary"));
+    run.args([test, "--exact"]).env("LTX2_TEST_MEMBER", "1").env("LTX2_DISK", folder.path());
+    run.env_remove("LTX2_TEST_LOG").env_remove("LTX2_REQUIRE");
+    let ran = run.output().expect("runs");
+    let said = format!("{}{}", String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
+    assert!(ran.status.success() && said.contains("1 passed"), "{said}");
+}
+
+/// The disk, where this process was started for it.
+fn disk() -> Option<PathBuf> {
+    std::env::var_os("LTX2_DISK").map(PathBuf::from)
+}
+
+/// A file that takes all that is free but for so many bytes.
+struct Filler(PathBuf);
+
+impl Filler {
+    fn new(disk: &Path, but: usize) -> Self {
+        let path = disk.join("filler");
+        let mut file = File::create(&path).expect("a file");
+        while file.write_all(&[1; 4096]).is_ok() {}
+        let length = file.metadata().expect("a file").len();
+        file.set_len(length.saturating_sub(but as u64)).expect("shorter");
+        Filler(path)
+    }
+}
+
+impl Drop for Filler {
+    fn drop(&mut self) {
+        drop(std::fs::remove_file(&self.0));
+    }
+}
+
+fn server(disk: &Path, patience: Duration, min_free: u64) -> Server {
+    let mut settings = settings();
+    settings.min_free.0 = min_free;
+    let pace = Pace { patience, young: Duration::ZERO, ..Pace::default() };
+    let store = Arc::new(FileStore::open(disk).expect("a store"));
+    Server::with(store, disk, settings, pace)
+}
+
+#[needs(member)]
+fn creates_checkpoints_and_states_on_a_full_disk() {
+    let Some(disk) = disk() else { return };
+    files();
+    let server = server(&disk, Duration::from_secs(30), 0);
+    let good = server.send("a");
+    assert_eq!(server.wait(&good).record.state, State::Completed);
+
+    // A request is refused and leaves nothing.
+    let running = server.send("fault=hang every=1 steps=20");
+    server.until("it to run", |jobs| jobs.get(&anyone(), &running).expect("it").record.state == State::InProgress);
+    let waiting = server.send("a");
+    let filler = Filler::new(&disk, 0);
+    let before = listed(&disk.join("jobs"));
+    let ticket = server.jobs.admit(&anyone()).expect("a place");
+    let refused = server.jobs.submit(ticket, request(&server.ids, "b")).expect_err("no room");
+    assert_eq!((refused.status, refused.code, refused.should_retry), (507, "insufficient_storage", Some(false)));
+    until("the rest of it to go", || listed(&disk.join("jobs")) == before);
+    assert_eq!(server.get(&good).record.state, State::Completed, "polls go on");
+
+    // A state is written into the room that is kept for it.
+    assert!(disk.join("reserve").exists());
+    server.jobs.cancel(&anyone(), &waiting).expect("cancelled");
+    assert!(!disk.join("reserve").exists());
+    assert_eq!(server.get(&waiting).record.state, State::Failed);
+
+    // Steps that cannot be kept stop no video; the video waits for room, and is there without a restart.
+    drop(filler);
+    let filler = Filler::new(&disk, 0);
+    server.log.released.store(true, Ordering::Release);
+    server.until("encoding", |jobs| jobs.get(&anyone(), &running).expect("it").progress.stage == Stage::Encoding);
+    std::thread::sleep(Duration::from_millis(700));
+    assert_eq!(server.get(&running).record.state, State::InProgress, "it waits for room");
+    drop(filler);
+    assert_eq!(server.wait(&running).record.state, State::Completed);
+    let next = server.send("a");
+    assert_eq!(server.wait(&next).record.state, State::Completed);
+    server.stop().expect("drained");
+}
+
+#[needs(member)]
+fn a_video_that_finds_no_room_fails() {
+    let Some(disk) = disk() else { return };
+    files();
+    let server = server(&disk, Duration::from_secs(1), 0);
+    // The old one goes for the new one, which is larger than the room that is kept.
+    let old = server.send("bytes=9000000");
+    assert_eq!(server.wait(&old).record.state, State::Completed);
+    let filler = Filler::new(&disk, 1 << 20);
+    let large = server.send("bytes=40000000");
+    let failed = server.wait(&large);
+    assert_eq!(failed.record.failure.as_ref().map(|failure| failure.code.as_str()), Some("storage_full"));
+    let left: Vec<String> = listed(&disk.join("jobs").join(large.as_str())).into_keys().collect();
+    assert_eq!(left, ["job.json", "request.json"]);
+    drop(filler);
+    let next = server.send("a");
+    assert_eq!(server.wait(&next).record.state, State::Completed);
+    server.stop().expect("drained");
+}
+
+#[needs(member)]
+fn jobs_wait_for_the_room_that_stays_free() {
+    let Some(disk) = disk() else { return };
+    files();
+    let server = server(&disk, Duration::from_secs(1), 8 << 20);
+    let held = server.jobs.admit(&anyone()).expect("a place");
+    let running = server.send("fault=hang");
+    server.until("it to run", |jobs| jobs.get(&anyone(), &running).expect("it").record.state == State::InProgress);
+    let filler = Filler::new(&disk, 2 << 20);
+    let refused = server.jobs.admit(&anyone()).err().expect("no room");
+    assert_eq!((refused.status, refused.code), (507, "insufficient_storage"));
+    // One whose place was held is taken, and waits.
+    let waiting = request(&server.ids, "a");
+    let id = waiting.id.clone();
+    server.jobs.submit(held, waiting).expect("taken");
+    server.log.released.store(true, Ordering::Release);
+    assert_eq!(server.wait(&running).record.state, State::Completed);
+    server.until("it to wait", |jobs| jobs.get(&anyone(), &id).expect("it").progress.stage == Stage::WaitingForDisk);
+    drop(filler);
+    assert_eq!(server.wait(&id).record.state, State::Completed);
+    assert!(!server.jobs.is_short_of_disk());
+    server.stop().expect("drained");
+}
+
+#[needs(mount)]
+fn a_full_disk_loses_nothing() {
+    on_a_disk("disk::creates_checkpoints_and_states_on_a_full_disk", 40);
+    on_a_disk("disk::a_video_that_finds_no_room_fails", 60);
+    on_a_disk("disk::jobs_wait_for_the_room_that_stays_free", 40);
+}

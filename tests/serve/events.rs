@@ -1,0 +1,131 @@
+//! Streams of events.
+
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+
+use crate::api::slower;
+use crate::site::{Events, Site, quantile};
+use crate::support::needs;
+
+#[needs(nothing)]
+fn a_videos_events_tell_its_way_and_end_with_it() {
+    let site = Site::new(&[]);
+    let id = site.create("steps=20 ms=5");
+    let mut events = Events::of(&site, &format!("/v1/videos/{id}/events"));
+    assert_eq!(events.block().as_deref(), Some("retry: 2000"));
+    let all: Vec<_> = events.collect();
+    let (first, last) = (&all[0], &all[all.len() - 1]);
+    assert_eq!((first.0.as_str(), &first.1["id"]), ("video", &json!(id)));
+    assert_eq!((last.0.as_str(), &last.1["status"]), ("video", &json!("completed")));
+    let progress: Vec<u64> =
+        all.iter().filter(|(name, _)| name == "progress").filter_map(|(_, data)| data["progress"].as_u64()).collect();
+    assert!(progress.len() > 3 && progress.windows(2).all(|pair| pair[0] <= pair[1]), "{progress:?}");
+    assert!(progress.iter().all(|percent| *percent <= 99));
+    // Of a video that is over, the whole object alone.
+    let over: Vec<_> = Events::of(&site, &format!("/v1/videos/{id}/events")).collect();
+    assert_eq!((over.len(), &over[0].1["status"]), (1, &json!("completed")));
+    assert_eq!(site.get("/v1/videos/video_00000000000000000000000000/events").error().1, "video_not_found");
+    site.end();
+}
+
+#[needs(nothing)]
+fn the_queues_events_tell_of_every_video() {
+    let site = Site::new(&[]);
+    let before = site.create("steps=1");
+    site.wait(&before);
+    let mut events = Events::of(&site, "/v1/queue/events");
+    let (name, data) = events.next().expect("the queue");
+    assert_eq!((name.as_str(), &data["running"], &data["queued"]), ("queue", &json!([]), &json!([])));
+    let (slow, quick) = (site.create("steps=30 ms=10"), site.create("steps=1"));
+    let cancelled = site.create("steps=1 n=2");
+    site.send("POST", &format!("/v1/videos/{cancelled}/cancel"), None);
+    let deleted = site.create("steps=1 n=3");
+    site.send("DELETE", &format!("/v1/videos/{deleted}"), None);
+    let mut ended = Vec::new();
+    let mut progress = 0;
+    for (name, data) in events.by_ref() {
+        match name.as_str() {
+            "video" if ["completed", "failed"].contains(&data["status"].as_str().unwrap()) => {
+                ended.push(data["id"].as_str().expect("an id").to_string());
+            }
+            "progress" => progress += 1,
+            _ => {}
+        }
+        if ended.len() == 3 {
+            break;
+        }
+    }
+    ended.sort();
+    assert_eq!(ended, [slow.as_str(), quick.as_str(), cancelled.as_str()]);
+    assert!((1..60).contains(&progress), "{progress}");
+    site.send("DELETE", &format!("/v1/videos/{slow}"), None);
+    site.end();
+}
+
+#[needs(nothing)]
+fn a_video_that_is_removed_while_it_waits_is_told_of() {
+    let site = Site::new(&[]);
+    let running = site.create("steps=2000 ms=10");
+    let waiting = site.create("steps=1");
+    let mut events = Events::of(&site, "/v1/queue/events");
+    assert!(events.by_ref().any(|(name, data)| name == "video" && data["id"] == json!(waiting)));
+    site.send("DELETE", &format!("/v1/videos/{waiting}"), None);
+    assert!(events.by_ref().any(|(name, data)| name == "deleted" && data["id"] == json!(waiting)));
+    site.send("DELETE", &format!("/v1/videos/{running}"), None);
+    assert!(events.by_ref().any(|(name, data)| name == "deleted" && data["id"] == json!(running)));
+    site.end();
+}
+
+#[needs(nothing)]
+fn streams_end_with_the_server() {
+    let site = Site::new(&[]);
+    let id = site.create("steps=2000 ms=10");
+    let of_video = Events::of(&site, &format!("/v1/videos/{id}/events"));
+    let of_queue = Events::of(&site, "/v1/queue/events");
+    let readers = [of_video, of_queue].map(|events| std::thread::spawn(|| events.last().expect("an event").0));
+    std::thread::sleep(Duration::from_millis(50));
+    assert_eq!(site.end(), 0);
+    for reader in readers {
+        assert_eq!(reader.join().expect("read"), "shutdown");
+    }
+}
+
+#[needs(nothing)]
+fn streams_are_bounded_and_their_places_come_back() {
+    let site = Site::new(&[]);
+    let id = site.create("steps=4000 ms=10");
+    let path = format!("/v1/videos/{id}/events");
+    let streams: Vec<Events> = (0..256).map(|_| Events::of(&site, &path)).collect();
+    let refused = site.get(&path);
+    assert_eq!((refused.error().0, refused.error().1.as_str()), (503, "too_many_streams"));
+    assert!(site.get("/metrics").text().contains("ltx2_http_streams 256"));
+    drop(streams);
+    crate::scripted::until("places", || site.get("/metrics").text().contains("ltx2_http_streams 0"));
+    site.send("DELETE", &format!("/v1/videos/{id}"), None);
+    site.end();
+}
+
+/// From the request to the first byte of its stream.
+#[needs(nothing)]
+fn the_first_byte_of_a_stream_comes_at_once() {
+    let site = Site::new(&[]);
+    let id = site.create("steps=4000 ms=10");
+    let mut times: Vec<Duration> = (0..100)
+        .map(|_| {
+            let client = site.client();
+            let since = Instant::now();
+            let mut events = Events::open(client, &format!("/v1/videos/{id}/events"));
+            assert!(events.block().is_some());
+            since.elapsed()
+        })
+        .collect();
+    let (half, most) = (quantile(&mut times, 0.5), quantile(&mut times, 0.99));
+    eprintln!("first byte of a stream: p50 {half:?}, p99 {most:?}");
+    assert!(
+        half < Duration::from_millis(5 * slower()) && most < Duration::from_millis(50 * slower()),
+        "{half:?}, {most:?}"
+    );
+    site.send("DELETE", &format!("/v1/videos/{id}"), None);
+    site.end();
+}

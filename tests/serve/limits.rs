@@ -1,0 +1,222 @@
+//! Slow clients, and many of them.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use ltx2::serve::listen::Limits;
+use ltx2::serve::server::Options;
+
+use crate::api::slower;
+use crate::site::{Client, Site, quantile};
+use crate::support::harness::full;
+use crate::support::needs;
+
+/// Limits that a test need not wait for.
+fn short() -> Limits {
+    Limits {
+        headers: Duration::from_millis(500),
+        body: Duration::from_secs(2),
+        body_window: Duration::from_millis(250),
+        write: Duration::from_millis(500),
+        idle: Duration::from_millis(700),
+        ..Limits::default()
+    }
+}
+
+/// Whether the server closes a connection within a time; how long that took.
+fn closed(mut stream: TcpStream, within: Duration) -> Option<Duration> {
+    let since = Instant::now();
+    stream.set_read_timeout(Some(within)).expect("an option");
+    let mut rest = Vec::new();
+    match stream.read_to_end(&mut rest) {
+        Ok(_) => Some(since.elapsed()),
+        Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => Some(since.elapsed()),
+        Err(_) => None,
+    }
+}
+
+#[needs(nothing)]
+fn patience_has_an_end() {
+    let site = Site::with(&[], Options { limits: short(), ..Options::default() });
+    let open = || TcpStream::connect(site.address).expect("a connection");
+    let patience = Duration::from_secs(5);
+    // Nothing; half a request; a request, then nothing; a request, then half of one.
+    let took = closed(open(), patience).expect("closed");
+    assert!(took >= Duration::from_millis(400), "{took:?}");
+    let mut half = open();
+    half.write_all(b"GET /live HTTP/1.1\r\nhost: loc").expect("sent");
+    assert!(closed(half, patience).expect("closed") >= Duration::from_millis(400));
+    let mut client = site.client();
+    assert_eq!(client.get("/live").status, 200);
+    let took = closed(client.stream().try_clone().expect("a handle"), patience).expect("closed");
+    assert!(took >= Duration::from_millis(600), "{took:?}");
+    let mut client = site.client();
+    assert_eq!(client.get("/live").status, 200);
+    client.stream().write_all(b"GET /li").expect("sent");
+    let took = closed(client.stream().try_clone().expect("a handle"), patience).expect("closed");
+    assert!(took < Duration::from_millis(700) + Duration::from_secs(1), "{took:?}");
+    // A drop at a time keeps no connection open.
+    let mut drops = open();
+    let since = Instant::now();
+    drops.write_all(b"GET /live HTTP/1.1\r\nx: ").expect("sent");
+    while since.elapsed() < Duration::from_secs(3) && drops.write_all(b"a").is_ok() {
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert!(since.elapsed() < Duration::from_secs(2), "{:?}", since.elapsed());
+    site.end();
+}
+
+#[needs(nothing)]
+fn a_slow_body_is_told_so() {
+    let site = Site::with(&[], Options { limits: short(), ..Options::default() });
+    let kind = [("content-type", "application/json")];
+    for (what, pause) in [("nothing", None), ("ten bytes a second", Some(Duration::from_millis(100)))] {
+        let mut client = site.client();
+        client.head("POST", "/v1/videos", &kind, Some(100_000)).expect("sent");
+        let mut sender = client.stream().try_clone().expect("a handle");
+        let over = Arc::new(AtomicBool::new(false));
+        let stop = Arc::clone(&over);
+        let sending = std::thread::spawn(move || {
+            while let Some(pause) = pause.filter(|_| !stop.load(Ordering::Relaxed)) {
+                if sender.write_all(b" ").is_err() {
+                    break;
+                }
+                std::thread::sleep(pause);
+            }
+        });
+        let answer = client.answer(false).expect("an answer");
+        assert_eq!((answer.error().0, answer.error().1.as_str()), (408, "request_timeout"), "{what}");
+        over.store(true, Ordering::Relaxed);
+        sending.join().expect("ended");
+    }
+    // One that comes quickly enough, though not at once, is read.
+    let text = crate::site::body("steps=1").to_string() + &" ".repeat(2000);
+    let mut client = site.client();
+    client.head("POST", "/v1/videos", &kind, Some(text.len())).expect("sent");
+    for part in text.as_bytes().chunks(700) {
+        client.stream().write_all(part).expect("sent");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    assert_eq!(client.answer(false).expect("an answer").status, 200);
+    site.end();
+}
+
+/// A reader that does not read is cut; one that waits for its events is not.
+#[needs(nothing)]
+fn a_reader_that_does_not_read_is_cut() {
+    let site = Site::with(&[], Options { limits: short(), ..Options::default() });
+    let id = site.create("steps=1 bytes=33554432");
+    site.wait(&id);
+    let mut client = site.client();
+    client.head("GET", &format!("/v1/videos/{id}/content?variant=audio"), &[], None).expect("sent");
+    std::thread::sleep(Duration::from_millis(2500));
+    crate::scripted::until("it to be cut", || site.get("/metrics").text().contains("ltx2_http_connections 1\n"));
+    let slow = site.create("steps=40 ms=50");
+    let events: Vec<_> = crate::site::Events::of(&site, &format!("/v1/videos/{slow}/events")).collect();
+    assert_eq!(events.last().expect("an event").1["status"], "completed");
+    site.end();
+}
+
+/// At the limit of connections those without a request make room: slow senders of headers keep nobody out.
+#[needs(nothing)]
+fn slow_senders_of_headers_keep_nobody_out() {
+    let limits = Limits { connections: 32, headers: Duration::from_secs(30), ..Limits::default() };
+    let site = Site::with(&[], Options { limits, ..Options::default() });
+    let half: Vec<TcpStream> = (0..100)
+        .map(|_| {
+            let mut stream = TcpStream::connect(site.address).expect("a connection");
+            let _ = stream.write_all(b"GET /live HTTP/1.1\r\n");
+            stream
+        })
+        .collect();
+    let since = Instant::now();
+    for _ in 0..20 {
+        assert_eq!(site.get("/live").status, 200);
+    }
+    assert!(since.elapsed() < Duration::from_secs(5), "{:?}", since.elapsed());
+    drop(half);
+    site.end();
+}
+
+/// Polls of a running job while hundreds of slow clients hold on.
+#[needs(nothing)]
+fn polls_go_on_beside_slow_clients() {
+    let count = if full() { 200 } else { 40 };
+    let site = Site::new(&[]);
+    let done = site.create("steps=1 bytes=16777216");
+    site.wait(&done);
+    let id = site.create("steps=100000 ms=10");
+    let mut held = Vec::new();
+    for _ in 0..count {
+        // Readers of a file and of events at no speed, half a head, a body that does not come.
+        for (path, length) in [
+            (format!("GET /v1/videos/{done}/content?variant=audio"), None),
+            (format!("GET /v1/videos/{id}/events"), None),
+            ("POST /v1/videos".to_string(), Some(1000)),
+        ] {
+            let (method, path) = path.split_once(' ').expect("two words");
+            let mut client = site.client();
+            client.head(method, path, &[("content-type", "application/json")], length).expect("sent");
+            held.push(client);
+        }
+        let mut half = site.client();
+        half.stream().write_all(b"GET /live HTTP/1.1\r\n").expect("sent");
+        held.push(half);
+    }
+    let mut client = site.client();
+    let path = format!("/v1/videos/{id}");
+    let mut times: Vec<Duration> = (0..500)
+        .map(|_| {
+            let since = Instant::now();
+            assert_eq!(client.get(&path).status, 200);
+            since.elapsed()
+        })
+        .collect();
+    let (half, most) = (quantile(&mut times, 0.5), quantile(&mut times, 0.99));
+    eprintln!("polls beside {} slow clients: p50 {half:?}, p99 {most:?}", held.len());
+    assert!(most < Duration::from_millis(20 * slower()), "{half:?}, {most:?}");
+    drop(held);
+    site.send("DELETE", &path, None);
+    site.end();
+}
+
+/// 10,000 polls over 1,000 connections; a tenth of both by default.
+#[needs(nothing)]
+fn many_clients_poll_at_once() {
+    let connections = if full() { 1000 } else { 100 };
+    let site = Site::new(&[]);
+    let id = site.create("steps=100000 ms=10");
+    let path = format!("/v1/videos/{id}");
+    let threads = 20;
+    let answered = AtomicUsize::new(0);
+    let mut times: Vec<Duration> = std::thread::scope(|scope| {
+        let poll = || {
+            let mut clients: Vec<Client> = (0..connections / threads).map(|_| site.client()).collect();
+            let mut times = Vec::new();
+            for _ in 0..10 {
+                // All are asked before the first is read: they are in flight together.
+                let since = Instant::now();
+                for client in &mut clients {
+                    client.head("GET", &path, &[], None).expect("sent");
+                }
+                for client in &mut clients {
+                    assert_eq!(client.answer(false).expect("an answer").status, 200);
+                    times.push(since.elapsed());
+                    answered.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+            times
+        };
+        let all: Vec<_> = (0..threads).map(|_| scope.spawn(poll)).collect();
+        all.into_iter().flat_map(|thread| thread.join().expect("polled")).collect()
+    });
+    assert_eq!(answered.load(Ordering::Relaxed), 10 * connections);
+    let (half, most) = (quantile(&mut times, 0.5), quantile(&mut times, 0.99));
+    eprintln!("{} polls over {connections} connections: p50 {half:?}, p99 {most:?}", times.len());
+    assert!(most < Duration::from_millis(250 * slower()), "{half:?}, {most:?}");
+    site.send("DELETE", &path, None);
+    site.end();
+}

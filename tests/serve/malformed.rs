@@ -1,0 +1,284 @@
+//! Requests that are wrong in every way: one line of JSON that names the field, never a 5xx, never a path.
+
+use std::io::Write;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::site::{Answer, Client, Site, body};
+use crate::support::needs;
+
+fn post(client: &mut Client, kind: &str, bytes: &[u8]) -> Answer {
+    client.exchange("POST", "/v1/videos", &[("content-type", kind)], Some(bytes)).expect("an answer")
+}
+
+fn form(parts: &[(&str, &str)]) -> Vec<u8> {
+    let mut text = String::new();
+    for (name, value) in parts {
+        text += &format!("--b\r\ncontent-disposition: form-data; name=\"{name}\"\r\n\r\n{value}\r\n");
+    }
+    (text + "--b--\r\n").into_bytes()
+}
+
+/// Refused with a 4xx of one line.
+fn refused(site: &Site, kind: &str, bytes: &[u8], what: &str) -> (u16, String, Option<String>) {
+    let answer = post(&mut site.client(), kind, bytes);
+    assert!((400..500).contains(&answer.status), "{what}: {} {}", answer.status, answer.text());
+    answer.error()
+}
+
+const FORM: &str = "multipart/form-data; boundary=b";
+const JSON: &str = "application/json";
+
+#[needs(nothing)]
+fn forms_that_are_none() {
+    let site = Site::new(&[]);
+    let good = form(&[("prompt", "steps=1"), ("size", "64x64"), ("num_frames", "9")]);
+    for kind in ["multipart/form-data", "multipart/form-data; boundary=", "multipart/form-data; boundary=other"] {
+        let (_, code, _) = refused(&site, kind, &good, kind);
+        assert!(["invalid_multipart", "missing_prompt"].contains(&code.as_str()), "{kind}: {code}");
+    }
+    // Cut anywhere: never taken, never a fault of the server's.
+    for cut in 0..good.len() - 4 {
+        refused(&site, FORM, &good[..cut], &format!("cut at {cut}"));
+    }
+    for (what, name) in [
+        ("nested brackets", format!("a{}", "[b]".repeat(10_000))),
+        ("brackets that do not close", "a[b".into()),
+        ("a long name", "a".repeat(100)),
+        ("no name", String::new()),
+    ] {
+        refused(&site, FORM, &form(&[("prompt", "a"), (&name, "1")]), what);
+    }
+    let (_, _, param) = refused(&site, FORM, &form(&[("prompt", "a"), ("prompt", "b")]), "two prompts");
+    assert_eq!(param.as_deref(), Some("prompt"));
+    let many: Vec<(&str, &str)> = std::iter::repeat_n(("prompt", "a"), 100_000).collect();
+    refused(&site, FORM, &form(&many), "many parts");
+    let names: Vec<String> = (0..1000).map(|n| format!("f{n}")).collect();
+    let many: Vec<(&str, &str)> = names.iter().map(|name| (name.as_str(), "a")).collect();
+    refused(&site, FORM, &form(&many), "many fields");
+    let mut wrong = b"--b\r\ncontent-disposition: form-data; name=\"prompt\"\r\n\r\n".to_vec();
+    wrong.extend(b"\xff\xfe\xfd\r\n--b--\r\n");
+    refused(&site, FORM, &wrong, "no UTF-8");
+    let charset = "--b\r\ncontent-disposition: form-data; name=\"prompt\"\r\ncontent-type: text/plain; charset=utf-16\r\n\r\n\
+        a\r\n--b--\r\n";
+    let answer = post(&mut site.client(), FORM, charset.as_bytes());
+    assert!(answer.status < 500, "{}", answer.text());
+    assert_eq!(post(&mut site.client(), FORM, &good).status, 200);
+    site.end();
+}
+
+#[needs(nothing)]
+fn json_that_is_none_or_says_too_much() {
+    let site = Site::new(&[]);
+    let deep = |open: &str, close: &str| format!("{{\"prompt\":{}1{}}}", open.repeat(10_000), close.repeat(10_000));
+    let digits = "9".repeat(1_000_000);
+    for (what, text) in [
+        ("nothing", String::new()),
+        ("no object", "[]".into()),
+        ("text", "\"a\"".into()),
+        ("null", "null".into()),
+        ("cut", "{\"prompt\": \"a".into()),
+        ("more behind it", "{\"prompt\": \"a\"} {}".into()),
+        ("deep lists", deep("[", "]")),
+        ("deep objects", deep("{\"a\":", "}")),
+        ("a long number", format!("{{\"prompt\":\"a\",\"seed\":{digits}}}")),
+        ("a long number as text", format!("{{\"prompt\":\"a\",\"seed\":\"{digits}\"}}")),
+        ("a number without end", "{\"prompt\":\"a\",\"fps\":1e999}".into()),
+        ("a half surrogate", "{\"prompt\":\"\\ud800\"}".into()),
+        ("a NUL", "{\"prompt\":\"a\\u0000b\"}".into()),
+        ("a key twice", "{\"prompt\":\"a\",\"prompt\":\"b\"}".into()),
+    ] {
+        refused(&site, JSON, text.as_bytes(), what);
+    }
+    refused(&site, JSON, b"{\"prompt\":\"\xff\"}", "no UTF-8");
+    site.end();
+}
+
+#[needs(nothing)]
+fn fields_that_are_wrong_are_named() {
+    let site = Site::new(&["max_frames=97"]);
+    for (field, value) in [
+        ("prompt", json!("")),
+        ("prompt", json!(7)),
+        ("prompt", json!("a".repeat(17 << 10))),
+        ("size", json!("64x65")),
+        ("size", json!("0x0")),
+        ("size", json!("-64x64")),
+        ("size", json!("99999x99999")),
+        ("size", json!("64×64")),
+        ("num_frames", json!(10)),
+        ("num_frames", json!(105)),
+        ("num_frames", json!(-1)),
+        ("num_frames", json!("many")),
+        ("seconds", json!("-4")),
+        ("seconds", json!("1e400")),
+        ("fps", json!(0)),
+        ("fps", json!("NaN")),
+        ("seed", json!("18446744073709551616")),
+        ("seed", json!(1.5)),
+        ("num_inference_steps", json!(101)),
+        ("num_inference_steps", json!(0)),
+        ("guidance_scale", json!(31)),
+        ("guidance_scale", json!([1])),
+        ("model", json!("other")),
+        ("n", json!(2)),
+        ("video_path", json!("/etc/passwd")),
+        ("prompts", json!("a")),
+        ("promt", json!("a")),
+        ("loras", json!([{"name": "none"}])),
+        ("lora", json!({"path": "/etc/passwd"})),
+        ("input_reference", json!("data:image/png;base64,AAAA")),
+        ("metadata", json!("a")),
+        ("ltx2", json!({"model": {"path": "/etc"}})),
+        ("ltx2", json!("{")),
+    ] {
+        let mut body = body("a");
+        if field == "seconds" {
+            body.as_object_mut().unwrap().remove("num_frames");
+        }
+        body[field] = value.clone();
+        let answer = site.send("POST", "/v1/videos", Some(&body));
+        assert!((400..500).contains(&answer.status), "{field} {value}: {} {}", answer.status, answer.text());
+        let (_, code, param) = answer.error();
+        let shown = value.to_string();
+        let shown = shown.get(..60).unwrap_or(&shown);
+        assert!(
+            param.as_deref().is_some_and(|param| param.starts_with(field)),
+            "{field} {shown}: {code} {param:?} {}",
+            answer.text()
+        );
+    }
+    let body = json!({"size": "64x64"});
+    assert_eq!(
+        site.send("POST", "/v1/videos", Some(&body)).error(),
+        (400, "missing_prompt".into(), Some("prompt".into()))
+    );
+    assert_eq!(std::fs::read_dir(site.state.join("jobs")).expect("a folder").count(), 0);
+    site.end();
+}
+
+/// A picture of 124 bytes that says it has 10^10 pixels.
+fn bomb() -> Vec<u8> {
+    let mut png = b"\x89PNG\r\n\x1a\n".to_vec();
+    let mut chunk = |kind: &[u8], data: &[u8]| {
+        png.extend((data.len() as u32).to_be_bytes());
+        let mut sum = flate2::Crc::new();
+        sum.update(kind);
+        sum.update(data);
+        png.extend(kind);
+        png.extend(data);
+        png.extend(sum.sum().to_be_bytes());
+    };
+    let mut head = 100_000_u32.to_be_bytes().to_vec();
+    head.extend(100_000_u32.to_be_bytes());
+    head.extend([8, 2, 0, 0, 0]);
+    chunk(b"IHDR", &head);
+    chunk(b"IDAT", &[0x78, 0x9c, 0x63, 0, 0, 0, 1, 0, 1]);
+    chunk(b"IEND", &[]);
+    png
+}
+
+#[needs(nothing)]
+fn pictures_that_are_bombs_or_something_else() {
+    let site = Site::new(&[]);
+    let polyglot = b"GIF89a/*\x00\x00*/=1;//<svg onload=alert(1)>".to_vec();
+    let pdf = b"%PDF-1.7\n\x89PNG\r\n\x1a\n".to_vec();
+    for (what, bytes) in
+        [("a bomb", bomb()), ("a polyglot", polyglot), ("another", pdf), ("an empty head", b"\x89PNG".to_vec())]
+    {
+        let mut form = b"--b\r\ncontent-disposition: form-data; name=\"prompt\"\r\n\r\na\r\n--b\r\n\
+            content-disposition: form-data; name=\"input_reference\"; filename=\"a.png\"\r\ncontent-type: image/png\r\n\r\n"
+            .to_vec();
+        form.extend(bytes);
+        form.extend(b"\r\n--b--\r\n");
+        let (_, code, param) = refused(&site, FORM, &form, what);
+        assert!(["invalid_image", "image_too_large"].contains(&code.as_str()), "{what}: {code}");
+        assert_eq!(param.as_deref(), Some("input_reference"), "{what}");
+    }
+    site.end();
+}
+
+#[needs(nothing)]
+fn bodies_that_are_too_long() {
+    let site = Site::new(&["body_limit=1MiB"]);
+    let long = json!({"prompt": "a".repeat(2 << 20)}).to_string();
+    let (status, code, _) = refused(&site, JSON, long.as_bytes(), "said to be too long");
+    assert_eq!((status, code.as_str()), (413, "body_too_large"));
+    // The same without saying so before.
+    let mut client = site.client();
+    let headers = [("content-type", JSON), ("transfer-encoding", "chunked")];
+    client.head("POST", "/v1/videos", &headers, None).expect("sent");
+    let chunk = format!("10000\r\n{}\r\n", "a".repeat(0x10000));
+    for _ in 0..32 {
+        if client.stream().write_all(chunk.as_bytes()).is_err() {
+            break;
+        }
+    }
+    let _ = client.stream().write_all(b"0\r\n\r\n");
+    let answer = client.answer(false).expect("an answer");
+    assert_eq!((answer.error().0, answer.error().1.as_str()), (413, "body_too_large"));
+    // Endpoints that take no video take no megabytes, either.
+    let cancel = site.client().exchange(
+        "POST",
+        "/v1/videos/video_00000000000000000000000000/cancel",
+        &[("content-type", JSON)],
+        Some(long.as_bytes()),
+    );
+    assert_eq!(cancel.expect("an answer").status, 404);
+    assert_eq!(site.get("/live").status, 200);
+    site.end();
+}
+
+/// What is no HTTP is answered by 400 or a closed connection, and harms nobody.
+#[needs(nothing)]
+fn what_is_no_http() {
+    let site = Site::new(&[]);
+    let long = format!("GET /live HTTP/1.1\r\nhost: localhost\r\nx: {}\r\n\r\n", "a".repeat(20 << 10));
+    let many = format!("GET /live HTTP/1.1\r\nhost: localhost\r\n{}\r\n", "x: a\r\n".repeat(500));
+    for (what, text) in [
+        ("noise", "\u{1}\u{2}\u{3}\r\n\r\n".to_string()),
+        ("no version", "GET /live\r\n\r\n".into()),
+        ("HTTP/2", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".into()),
+        ("two lengths", "POST /v1/videos HTTP/1.1\r\nhost: a\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\na".into()),
+        ("length and chunks", "POST /v1/videos HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n".into()),
+        ("a wrong chunk", "POST /v1/videos HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n".into()),
+        ("a folded header", "GET /live HTTP/1.1\r\nhost: localhost\r\nx: a\r\n b\r\n\r\n".into()),
+        ("no host", "GET /live HTTP/1.1\r\n\r\n".into()),
+        ("long headers", long),
+        ("many headers", many),
+    ] {
+        let mut client = site.client();
+        client.stream().set_read_timeout(Some(Duration::from_secs(20))).expect("an option");
+        client.stream().write_all(text.as_bytes()).expect("sent");
+        match client.answer_head() {
+            Ok(answer) => assert!((400..500).contains(&answer.status), "{what}: {}", answer.status),
+            Err(error) => assert_ne!(error.kind(), std::io::ErrorKind::WouldBlock, "{what}"),
+        }
+    }
+    assert_eq!(site.get("/live").status, 200);
+    assert!(!site.get("/metrics").text().contains("status=\"5"), "{}", site.get("/metrics").text());
+    site.end();
+}
+
+/// Queries and headers that nobody would send.
+#[needs(nothing)]
+fn queries_and_headers_that_are_wrong() {
+    let site = Site::new(&[]);
+    let mut client = site.client();
+    for query in
+        ["limit=a", "limit=-1", "after=%ff", "order=%00", "status[]=a", "x=1", "limit=1&limit=1", "after=../..", "%"]
+    {
+        let answer = client.get(&format!("/v1/videos?{query}"));
+        assert_eq!(answer.error().0, 400, "{query}");
+    }
+    for (name, value) in
+        [("traceparent", "x"), ("range", "bytes=a"), ("if-none-match", "\u{7f}"), ("accept", "application/binary")]
+    {
+        let answer = client.ask("GET", "/v1/videos", &[(name, value)]);
+        assert!(answer.status == 200 || answer.status == 400, "{name}");
+    }
+    let list: Value = client.get("/v1/videos").json();
+    assert_eq!(list["data"], json!([]));
+    site.end();
+}

@@ -1,0 +1,337 @@
+//! A server on a scripted device, and a client that sends what it is told, right or wrong.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ltx2::config::{CliOverrides, load};
+use ltx2::serve::device::Device;
+use ltx2::serve::server::{Options, Server};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::scripted::{Log, ScriptedDevice, quick_folder};
+
+/// A request that the toy model could make in no time.
+pub fn body(prompt: &str) -> Value {
+    json!({"prompt": prompt, "size": "64x64", "num_frames": 9, "seed": 7})
+}
+
+/// A server of the toy model's configuration on a device of tests; it is ready.
+pub fn started(state: &Path, keys: &[&str], options: Options, device: impl Device + Send + 'static) -> Server {
+    let own = ["listen=127.0.0.1:0", "min_free=0", "warm=[\"none\"]", "queue=1000", "queue_per_key=1000"];
+    let set = own.iter().chain(keys).map(|key| format!("serve.{key}"));
+    let set = set.chain([format!("serve.state={}", state.display())]).collect();
+    let loaded = load(&CliOverrides { files: vec!["nano".into()], set, ..CliOverrides::default() });
+    let factory = Box::new(move || Ok(Box::new(device) as Box<dyn Device>));
+    let server = Server::start(loaded.expect("a configuration"), options, factory).expect("a server");
+    server.wait_ready(Duration::from_secs(30)).expect("ready");
+    server
+}
+
+/// A server.
+pub struct Site {
+    pub server: Server,
+    pub address: SocketAddr,
+    pub log: Arc<Log>,
+    pub state: PathBuf,
+    folder: Option<TempDir>,
+}
+
+impl Site {
+    /// With keys of the section `serve` as `KEY=VALUE`.
+    pub fn new(keys: &[&str]) -> Self {
+        Site::with(keys, Options::default())
+    }
+
+    pub fn with(keys: &[&str], options: Options) -> Self {
+        let folder = quick_folder();
+        let state = folder.path().join("state");
+        Site { folder: Some(folder), ..Site::at(state, keys, options) }
+    }
+
+    /// In a folder that outlives it.
+    pub fn at(state: PathBuf, keys: &[&str], options: Options) -> Self {
+        let log = Arc::new(Log::default());
+        let device = ScriptedDevice::new(Arc::clone(&log));
+        let server = started(&state, keys, options, device);
+        Site { address: server.address(), server, log, state, folder: None }
+    }
+
+    pub fn client(&self) -> Client {
+        Client::to(self.address)
+    }
+
+    /// Sends one request on a connection of its own.
+    pub fn send(&self, method: &str, path: &str, body: Option<&Value>) -> Answer {
+        self.client().send(method, path, body)
+    }
+
+    pub fn get(&self, path: &str) -> Answer {
+        self.send("GET", path, None)
+    }
+
+    /// Takes a video into the queue; its id.
+    pub fn create(&self, prompt: &str) -> String {
+        let answer = self.send("POST", "/v1/videos", Some(&body(prompt)));
+        assert_eq!(answer.status, 200, "{answer:?}");
+        answer.json()["id"].as_str().expect("an id").to_string()
+    }
+
+    /// Waits for the end of a video.
+    pub fn wait(&self, id: &str) -> Value {
+        let mut client = self.client();
+        let since = Instant::now();
+        loop {
+            let video = client.send("GET", &format!("/v1/videos/{id}"), None).json();
+            if video["status"] == "completed" || video["status"] == "failed" {
+                return video;
+            }
+            assert!(since.elapsed() < Duration::from_secs(60), "waited a minute for {video}");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// Ends it; its exit code.
+    pub fn end(self) -> u8 {
+        let code = self.server.end(|| false);
+        drop(self.folder);
+        code
+    }
+}
+
+/// What a server answered.
+#[derive(Clone, Debug, Default)]
+pub struct Answer {
+    pub status: u16,
+    pub headers: Vec<(String, String)>,
+    pub body: Vec<u8>,
+}
+
+impl Answer {
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.iter().find(|(own, _)| own.eq_ignore_ascii_case(name)).map(|(_, value)| value.as_str())
+    }
+
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.body).into_owned()
+    }
+
+    pub fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error}: {} {}", self.status, self.text()))
+    }
+
+    /// Code and field of an error, which is one line and names no path.
+    pub fn error(&self) -> (u16, String, Option<String>) {
+        let body = self.json();
+        let error = &body["error"];
+        let message = error["message"].as_str().unwrap_or_else(|| panic!("no message: {}", self.text()));
+        assert!(!message.is_empty() && !message.contains('\n'), "{message:?}");
+        let cwd = std::env::current_dir().expect("a folder");
+        for secret in [cwd.to_string_lossy().as_ref(), "/dev/shm", "/tmp/", "/home/", "/root"] {
+            assert!(!self.text().contains(secret), "{secret} in {}", self.text());
+        }
+        assert!(error["type"].is_string(), "{body}");
+        assert_eq!(self.header("content-type"), Some("application/json"));
+        let code = error["code"].as_str().expect("a code").to_string();
+        (self.status, code, error["param"].as_str().map(str::to_string))
+    }
+}
+
+/// A connection.
+pub struct Client {
+    stream: BufReader<TcpStream>,
+    address: SocketAddr,
+    pub headers: Vec<(String, String)>,
+}
+
+impl Client {
+    pub fn to(address: SocketAddr) -> Self {
+        let stream = TcpStream::connect(address).expect("a connection");
+        stream.set_nodelay(true).expect("an option");
+        stream.set_read_timeout(Some(Duration::from_secs(60))).expect("an option");
+        stream.set_write_timeout(Some(Duration::from_secs(60))).expect("an option");
+        Client { stream: BufReader::with_capacity(16 << 10, stream), address, headers: Vec::new() }
+    }
+
+    /// Adds a header to all requests.
+    pub fn with(mut self, name: &str, value: &str) -> Self {
+        self.headers.push((name.into(), value.into()));
+        self
+    }
+
+    pub fn stream(&mut self) -> &mut TcpStream {
+        self.stream.get_mut()
+    }
+
+    pub fn send(&mut self, method: &str, path: &str, body: Option<&Value>) -> Answer {
+        let bytes = body.map(|body| body.to_string().into_bytes());
+        let kind = [("content-type", "application/json")];
+        self.exchange(method, path, if bytes.is_some() { &kind } else { &[] }, bytes.as_deref()).expect("an answer")
+    }
+
+    pub fn get(&mut self, path: &str) -> Answer {
+        self.send("GET", path, None)
+    }
+
+    /// A request with headers beside the usual ones.
+    pub fn ask(&mut self, method: &str, path: &str, headers: &[(&str, &str)]) -> Answer {
+        self.exchange(method, path, headers, None).expect("an answer")
+    }
+
+    pub fn exchange(
+        &mut self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: Option<&[u8]>,
+    ) -> io::Result<Answer> {
+        self.head(method, path, headers, body.map(<[u8]>::len))?;
+        if let Some(body) = body {
+            // A server that has answered already may not want the rest.
+            let _ = self.stream.get_mut().write_all(body);
+        }
+        self.answer(method == "HEAD")
+    }
+
+    /// Sends the head of a request.
+    pub fn head(
+        &mut self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        length: Option<usize>,
+    ) -> io::Result<()> {
+        let mut text = format!("{method} {path} HTTP/1.1\r\n");
+        let own = self.headers.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+        let all: Vec<(&str, &str)> = headers.iter().copied().chain(own).collect();
+        if !all.iter().any(|(name, _)| name.eq_ignore_ascii_case("host")) {
+            text += &format!("host: {}\r\n", self.address);
+        }
+        for (name, value) in all {
+            text += &format!("{name}: {value}\r\n");
+        }
+        if let Some(length) = length {
+            text += &format!("content-length: {length}\r\n");
+        }
+        text += "\r\n";
+        self.stream.get_mut().write_all(text.as_bytes())
+    }
+
+    fn line(&mut self) -> io::Result<String> {
+        let mut line = String::new();
+        if self.stream.read_line(&mut line)? == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        Ok(line.trim_end().into())
+    }
+
+    /// Reads the head of an answer.
+    pub fn answer_head(&mut self) -> io::Result<Answer> {
+        let first = self.line()?;
+        let status = first.split(' ').nth(1).and_then(|status| status.parse().ok());
+        let status = status.unwrap_or_else(|| panic!("no status: {first:?}"));
+        let mut headers = Vec::new();
+        loop {
+            let line = self.line()?;
+            if line.is_empty() {
+                return Ok(Answer { status, headers, body: Vec::new() });
+            }
+            let (name, value) = line.split_once(':').unwrap_or_else(|| panic!("no header: {line:?}"));
+            headers.push((name.to_ascii_lowercase(), value.trim().to_string()));
+        }
+    }
+
+    pub fn answer(&mut self, is_head: bool) -> io::Result<Answer> {
+        let mut answer = self.answer_head()?;
+        if is_head || [204, 304].contains(&answer.status) {
+            return Ok(answer);
+        }
+        if answer.header("transfer-encoding") == Some("chunked") {
+            while let Some(chunk) = self.chunk()? {
+                answer.body.extend(chunk);
+            }
+            return Ok(answer);
+        }
+        let length = answer.header("content-length").and_then(|length| length.parse().ok()).unwrap_or(0);
+        answer.body.resize(length, 0);
+        self.stream.read_exact(&mut answer.body)?;
+        Ok(answer)
+    }
+
+    /// The next chunk of an answer; none at its end.
+    pub fn chunk(&mut self) -> io::Result<Option<Vec<u8>>> {
+        let size = usize::from_str_radix(self.line()?.trim(), 16).map_err(io::Error::other)?;
+        let mut chunk = vec![0; size];
+        self.stream.read_exact(&mut chunk)?;
+        self.line()?;
+        Ok((size > 0).then_some(chunk))
+    }
+}
+
+/// A stream of events.
+pub struct Events {
+    client: Client,
+    text: String,
+    over: bool,
+}
+
+impl Events {
+    pub fn of(site: &Site, path: &str) -> Self {
+        Events::open(site.client(), path)
+    }
+
+    pub fn open(mut client: Client, path: &str) -> Self {
+        client.head("GET", path, &[], None).expect("sent");
+        let head = client.answer_head().expect("a head");
+        assert_eq!((head.status, head.header("content-type")), (200, Some("text/event-stream")));
+        Events { client, text: String::new(), over: false }
+    }
+
+    /// Sets how long an event is waited for.
+    pub fn patience(&mut self, time: Duration) {
+        self.client.stream().set_read_timeout(Some(time)).expect("an option");
+    }
+
+    /// The next block of lines; none at the end.
+    pub fn block(&mut self) -> Option<String> {
+        loop {
+            if let Some((block, rest)) = self.text.split_once("\n\n") {
+                let block = block.to_string();
+                self.text = rest.to_string();
+                return Some(block);
+            }
+            if self.over {
+                return None;
+            }
+            match self.client.chunk().expect("a chunk") {
+                Some(chunk) => self.text += &String::from_utf8(chunk).expect("UTF-8"),
+                None => self.over = true,
+            }
+        }
+    }
+}
+
+impl Iterator for Events {
+    type Item = (String, Value);
+
+    /// The next event's name and data.
+    fn next(&mut self) -> Option<(String, Value)> {
+        loop {
+            let block = self.block()?;
+            let find = |name: &str| block.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
+            if let (Some(event), Some(data)) = (find("event"), find("data")) {
+                assert!(find("id").is_some_and(|id| id.parse::<u64>().is_ok()), "{block}");
+                return Some((event.into(), serde_json::from_str(data).expect("JSON")));
+            }
+        }
+    }
+}
+
+/// The value below which a share of measured times lies.
+pub fn quantile(times: &mut [Duration], share: f64) -> Duration {
+    times.sort();
+    times[((times.len() - 1) as f64 * share).round() as usize]
+}
