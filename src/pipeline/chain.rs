@@ -44,7 +44,7 @@ impl Runner {
             }
             if let Some(kept) = saving.as_ref().map(Saving::found_clip).transpose()?.flatten() {
                 ends.go_on(kept.ends.clone());
-                each(self.kept(kept, &own[0]))?;
+                each(self.as_generated(kept, &own[0]))?;
                 continue;
             }
             // What is joined to other frames is encoded with them.
@@ -64,7 +64,7 @@ impl Runner {
     }
 
     /// A clip of each video that an ended run has kept, in no time.
-    fn kept(&self, clip: SavedClip, request: &Request) -> Vec<Generated> {
+    fn as_generated(&self, clip: SavedClip, request: &Request) -> Vec<Generated> {
         let SavedClip { frames, sounds, cut_tokens, .. } = clip;
         let batch = frames.len();
         let each = frames.into_iter().zip(sounds).zip(cut_tokens).map(|((frames, audio), cut_tokens)| Generated {
