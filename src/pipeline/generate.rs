@@ -64,10 +64,14 @@ pub fn generate(
     check_outputs(options)?;
     // An ended run may have got as far as its video.
     let again: Vec<&PathBuf> = options.outputs.iter().filter(|path| options.resume && path.exists()).collect();
+    let replaces = |path: &PathBuf| options.force || again.contains(&path);
     let config = &duration::resolve(config, &options.jobs, group)?;
     let model = Model::of(config)?;
     let requests = requests(config, options, &model)?;
-    check_chain(&requests, options)?;
+    if options.dump.is_some() && requests.iter().any(|request| request.chain.is_some()) {
+        let why = "--dump: tensors of a video of several clips are not kept; leave it out, or --chain (request.chain)";
+        return Err(PipelineError::Usage(why.into()));
+    }
     let inputs = inputs(config)?;
     let mut started = Instant::now();
     let mut session = Session::start(config, model, group)?;
@@ -94,15 +98,15 @@ pub fn generate(
         };
         for ((jobs, requests), paths) in batches {
             let together = Together { jobs, requests, paths, inputs: &inputs };
-            if requests[0].chain.is_some() {
-                tell(chained(&mut session, options, &run, &together, started, observer)?, observer);
-                session.runner.executor.reset_set_up_time();
-                started = Instant::now();
-                continue;
-            }
             if options.checkpoint_every.is_some() || options.resume {
                 let (every, resume) = (options.checkpoint_every, options.resume);
                 run.saving = Some(Saving::new(config, &session.runner.model, jobs, &paths[0], every, resume)?);
+            }
+            if requests[0].chain.is_some() {
+                tell(chained(&mut session, options, &run, &together, started, &replaces, observer)?, observer);
+                session.runner.executor.reset_set_up_time();
+                started = Instant::now();
+                continue;
             }
             let mut failed = None;
             let mut watch = |phase: Phase, done: usize, total: usize| {
@@ -124,7 +128,6 @@ pub fn generate(
             tell(writer.wait()?, observer);
             let videos = videos?;
             if first {
-                let replaces = |path: &PathBuf| options.force || again.contains(&path);
                 writer.start(to_be_written(&session, &together, videos, made, &replaces)?, run.saving.take());
             }
             session.runner.executor.reset_set_up_time();
@@ -180,18 +183,22 @@ fn chained(
     run: &RunOptions,
     together: &Together,
     started: Instant,
+    replaces: &dyn Fn(&PathBuf) -> bool,
     observer: &mut dyn Observer,
 ) -> Result<Vec<Written>> {
     let Together { jobs, requests, paths, inputs } = together;
     let Session { config, runner, versions, first } = session;
-    let files = first.then(|| ChainWriter::new(config, options, &runner.model, jobs, paths, &requests[0]));
+    let files = first.then(|| ChainWriter::new(config, options, &runner.model, jobs, paths, &requests[0], replaces));
     let mut files = files.transpose()?;
     let mut watch = |phase: Phase, done: usize, total: usize| observer.progress(jobs, phase, done, total);
     let mut each = |clips| files.as_mut().map_or(Ok(()), |files| files.add(clips));
     runner.generate_chain(requests, run, &mut watch, &mut each)?;
     let Some(files) = files else { return Ok(Vec::new()) };
     let model = runner.model.identity()?;
-    files.finish(&runner.executor, started.elapsed(), |job| sidecar(config, job, &model, inputs, runner, versions))
+    let sidecar = |job: &Job| sidecar(config, job, &model, inputs, runner, versions);
+    let written = files.finish(&runner.executor, started.elapsed(), sidecar)?;
+    run.saving.iter().for_each(Saving::finish);
+    Ok(written)
 }
 
 /// Finds files that cannot be written before the model is opened.
@@ -217,24 +224,6 @@ pub(crate) fn give(config: &Config, requests: &mut [Request]) -> Result<()> {
         requests.iter_mut().for_each(|request| request.sound = Some(sound.clone()));
     }
     Ok(())
-}
-
-/// Refuses what there is of a video of one clip only.
-fn check_chain(requests: &[Request], options: &GenerateOptions) -> Result<()> {
-    if requests.iter().all(|request| request.chain.is_none()) {
-        return Ok(());
-    }
-    let unserved = [
-        (options.dump.is_some(), "--dump: tensors of a video of several clips are not kept"),
-        (
-            options.checkpoint_every.is_some() || options.resume,
-            "--checkpoint-every and --resume: steps of a video of several clips are not kept, it begins anew",
-        ),
-    ];
-    match unserved.into_iter().find(|(asked, _)| *asked) {
-        Some((_, why)) => Err(PipelineError::Usage(format!("{why}; leave it out, or --chain (request.chain)"))),
-        None => Ok(()),
-    }
 }
 
 /// The requests of the jobs. Files that cannot be used are found before anything is loaded.
