@@ -1,13 +1,13 @@
 //! An image of several clips with their sound: a row of frames each, and below it how loud it is, on the same clock.
 //!
-//! `cargo run --example contact_sheet FRAMES SOUNDS > sheet.png`, of the folders that `ltx2 generate --prompts` fills with
-//! `output.save_frames` and `output.save_audio`; `make nano-sheet` makes the clips first.
+//! `cargo run --example contact_sheet FRAMES SOUNDS [SHRINK] > sheet.png`, of the folders that `ltx2 generate --prompts` fills with
+//! `output.save_frames` and `output.save_audio`; `make nano-sheet` makes the clips first. With `SHRINK`, so many pixels each way are one.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use ltx2::media::{Audio, Frames, png_bytes, read_png_frames, read_wav};
-use ndarray::{Array3, s};
+use ndarray::{Array3, Array4, s};
 
 /// Every so many frames.
 const EVERY: usize = 4;
@@ -23,10 +23,14 @@ const FULL: f32 = 0.5;
 
 fn main() -> anyhow::Result<()> {
     let arguments: Vec<PathBuf> = std::env::args_os().skip(1).map(PathBuf::from).collect();
-    let [frames, sounds] = &arguments[..] else { anyhow::bail!("give the folder of frames and the folder of sounds") };
+    let (frames, sounds, shrink) = match &arguments[..] {
+        [frames, sounds] => (frames, sounds, 1),
+        [frames, sounds, shrink] => (frames, sounds, shrink.to_string_lossy().parse::<usize>()?.max(1)),
+        _ => anyhow::bail!("give the folder of frames and the folder of sounds"),
+    };
     let mut clips: Vec<PathBuf> = std::fs::read_dir(frames)?.flatten().map(|entry| entry.path()).collect();
     clips.sort();
-    let rows = clips.iter().map(|clip| row(clip, sounds)).collect::<anyhow::Result<Vec<_>>>()?;
+    let rows = clips.iter().map(|clip| row(clip, sounds, shrink)).collect::<anyhow::Result<Vec<_>>>()?;
     let views: Vec<_> = rows.iter().map(|row| row.view()).collect();
     let sheet = ndarray::concatenate(ndarray::Axis(0), &views)?;
     let (height, width, _) = sheet.dim();
@@ -35,8 +39,8 @@ fn main() -> anyhow::Result<()> {
 }
 
 /// A clip as rows of pixels `[height, width, 3]`.
-fn row(clip: &Path, sounds: &Path) -> anyhow::Result<Array3<u8>> {
-    let frames = read_png_frames(clip)?;
+fn row(clip: &Path, sounds: &Path, shrink: usize) -> anyhow::Result<Array3<u8>> {
+    let frames = shrunk(&read_png_frames(clip)?, shrink)?;
     let name = Path::new(clip.file_name().unwrap_or_default()).with_extension("wav");
     let sound = read_wav(&sounds.join(name))?;
     let (height, shown) = (frames.height(), frames.count().div_ceil(EVERY));
@@ -52,6 +56,16 @@ fn row(clip: &Path, sounds: &Path) -> anyhow::Result<Array3<u8>> {
         }
     }
     Ok(row)
+}
+
+/// Frames of the means of squares of pixels.
+fn shrunk(frames: &Frames, by: usize) -> anyhow::Result<Frames> {
+    let (height, width) = (frames.height() / by, frames.width() / by);
+    let mean = |(f, y, x, c): (usize, usize, usize, usize)| {
+        let square = frames.data().slice(s![f, y * by..(y + 1) * by, x * by..(x + 1) * by, c]).mapv(u32::from);
+        (square.sum() / (by * by) as u32) as u8
+    };
+    Ok(Frames::new(Array4::from_shape_fn((frames.count(), height, width, 3), mean))?)
 }
 
 /// How loud it is at each column of the row, 0 to 1: a frame's left edge is its time.

@@ -8,12 +8,13 @@ from diffusers import (
     FlowMatchEulerDiscreteScheduler, LTX2DFRPipeline, LTX2LatentUpsamplePipeline, LTX2Pipeline, LTX2VideoDiffusionDecodePipeline,
     LTX2VideoDiffusionDecoderModel, LTXEulerAncestralRFScheduler,
 )
-from diffusers.pipelines.ltx2 import LTX2TextConnectors
+from diffusers.pipelines.ltx2 import LTX2LatentUpsamplerModel, LTX2TextConnectors
 from diffusers.pipelines.ltx2.utils import DISTILLED_SIGMA_VALUES
 from transformers import AutoTokenizer
 
 import cases_diffusion_decoder
 import cases_gemma4
+import cases_upsampling
 import models
 from cases_decoders import thin
 from cases_pipeline import noise_shapes, official_sigmas, verbatim_scheduler
@@ -68,7 +69,7 @@ def save():
 
 
 @contextmanager
-def _marked(network):
+def marked(network):
     """Has the transformer mark the tokens of the first latent frame, as Lightricks' pipelines do."""
     own = network.forward
 
@@ -157,8 +158,9 @@ def _by_diffusion(pipeline, request):
 
 
 def _two_passes(pipeline, request):
-    """Eight ancestral steps at half size, three plain ones at full size; noise of both from one generator."""
-    half = dict(request, width=request["width"] // 2, height=request["height"] // 2)
+    """Eight ancestral steps at half size, or two thirds, three plain ones at full size; noise of both from one generator."""
+    times, of = (3, 2) if "upsampler" in request else (2, 1)
+    half = dict(request, **{side: request[side] // times * of for side in ("width", "height")})
     source = torch.Generator("cpu").manual_seed(request["seed"])
     pipeline.scheduler = _ancestral(request["seed"])
     video, audio = pipeline(
@@ -166,7 +168,12 @@ def _two_passes(pipeline, request):
         **_arguments(half, DISTILLED_SIGMA_VALUES + [0.0]),
     )
     first = {"stage_1.latents.video": video, "stage_1.latents.audio": audio}
-    upsample = LTX2LatentUpsamplePipeline(pipeline.vae, models.load("upsampler_plain", "latent_upsampler"))
+    if "upsampler" in request:
+        config, seed = request["upsampler"]
+        network = randomise(LTX2LatentUpsamplerModel(**config), seed).eval()
+    else:
+        network = models.load("upsampler_plain", "latent_upsampler")
+    upsample = LTX2LatentUpsamplePipeline(pipeline.vae, network)
     larger = upsample(
         latents=video, height=half["height"], width=half["width"], num_frames=request["num_frames"], output_type="latent",
         return_dict=False,
@@ -242,6 +249,9 @@ _CASES = {
         _by_diffusion, dict(_GUIDED, tiling=dict(pixels=32, overlap=8, frames=6, frame_overlap=2)),
     ),
     "distilled": (_two_passes, _DISTILLED),
+    "distilled_x1_5": (
+        _two_passes, dict(_DISTILLED, width=96, height=96, upsampler=cases_upsampling.upsampler("tiny_2_3", "spatial_x1_5")),
+    ),
     "distilled_by_diffusers": (_two_passes_by_itself, _DISTILLED),
     "generated_frame": (
         _beside_a_generated_frame,
@@ -258,7 +268,7 @@ def pipeline_2_5():
     cases_diffusion_decoder.configuration("diffusion_d")
     for case, (run, request) in _CASES.items():
         whole = models.load_pipeline(NAME)
-        with nullcontext() if run in _BY_THEMSELVES else _marked(whole.transformer):
+        with nullcontext() if run in _BY_THEMSELVES else marked(whole.transformer):
             outputs = {k: v.float() for k, v in run(whole, request).items()}
         kept, extra = thin(outputs, _STRIDES)
         write_case(

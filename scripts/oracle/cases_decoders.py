@@ -13,11 +13,11 @@ STRIDES = {"video": (1, 1, 1, 5, 7), "audio": (1, 1, 7)}
 FULL_LIMIT = 24_000
 
 
-def thin(outputs, all_strides=STRIDES):
-    """Replaces an output of more than 24 kB by `<name>.strided`; returns the outputs and the metadata that says so."""
+def thin(outputs, all_strides=STRIDES, limit=FULL_LIMIT):
+    """Replaces an output of more than `limit` bytes by `<name>.strided`; returns the outputs and the metadata that says so."""
     kept, extra = {}, {}
     for name, tensor in outputs.items():
-        if name in all_strides and tensor.numel() * 4 > FULL_LIMIT:
+        if name in all_strides and tensor.numel() * 4 > limit:
             strides = all_strides[name]
             kept[f"{name}.strided"] = tensor[tuple(slice(None, None, s) for s in strides)].contiguous()
             extra[f"strides.{name}"] = json.dumps(strides)

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Fixtures of whole requests by Lightricks' own pipelines: latents after every step of every pass.
+"""Fixtures of whole requests by Lightricks' own pipelines: latents after every step of every pass. To a given sound also some of the
+frames, by diffusers' decoder, and of the samples that their pipeline returns.
 
     cases_official.py --official FOLDER     of a checkout of Lightricks/LTX-2, package 1.2.0: `reference: official`
     cases_official.py                       of the wheels 1.0.0: `reference: official_1_0`
@@ -18,6 +19,7 @@ import torch
 from PIL import Image
 
 import models
+from cases_decoders import thin
 from cases_text import NEGATIVE, POSITIVE, encode, tokenize
 from cases_transformer import inputs_for, run, scalars_for
 from common import CASES, FIXTURES, REPOSITORY, fix_numerics, relative_l2, show, write_case
@@ -32,6 +34,8 @@ _PRESETS = {
     "audio_to_video": "_two_stage",
 }
 _LENGTH = 64
+# Of what is kept of frames and samples.
+_STRIDES = {"video": (1, 4, 1, 9, 9), "audio": (1, 1, 37)}
 
 
 def write_image():
@@ -119,6 +123,10 @@ class Model:
         final = [kept["video"].flatten(2).transpose(1, 2), sound]
         outputs.update(self.unpacked(final, sizes[-1]))
         outputs.update({"stage_2.noise.video": drawn for drawn in theirs.noise.drawn[1:]})
+        if request["audio"] and not theirs.wheels:
+            frames = self.vae.decode(outputs["latents.video"], None, return_dict=False)[0]
+            outputs["video"] = (frames / 2 + 0.5).clamp(0, 1).transpose(1, 2)
+            outputs["audio"] = theirs.returned[1].waveform[None]
         return {name: value.contiguous() for name, value in outputs.items()}
 
 
@@ -218,13 +226,14 @@ def write(component, case, model, tables, reference, source):
             made = {name: value for name, value in made.items() if name.startswith("latents.")}
         outputs.update({f"{prefix}{name}": value for name, value in made.items()})
         settings[prefix] = keys(asked, reference)
+    outputs, kept = thin(outputs, _STRIDES, limit=0)
     common = [key for key in next(iter(settings.values())) if all(key in own for own in settings.values())]
     settings = {prefix: [key for key in own if key not in common] for prefix, own in settings.items()}
     preset = _GENERATIONS[model.name] + _PRESETS[next(iter(tables.values()))["pipeline"]]
     scalars = {"preset": preset, "common": common, "keys": settings, "upsampler": UPSAMPLERS[model.name]}
     write_case(
         component, f"{model.name}_{case}", {}, outputs, script=__file__, model=model.name, seed=4, scalars=scalars,
-        extra={"ltx-pipelines": source},
+        extra={"ltx-pipelines": source, **kept},
     )
     show(f"{component}/{model.name}_{case}: {len(outputs)} tensors", *list(outputs.values())[-2:])
 

@@ -13,6 +13,7 @@ import importlib
 import json
 import shutil
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 from unittest.mock import patch
 
@@ -20,6 +21,7 @@ import official_pipelines
 import torch
 from PIL import Image
 
+import cases_2_5
 import models
 from cases_official import UPSAMPLERS, Model, image, keys, request
 from cases_pipeline import _neutral, _request, run_pipeline
@@ -113,8 +115,8 @@ def official(model, case, asked, path):
 
 def write(case, name, own, videos, outputs, source, seed):
     scalars = {
-        "preset": {"tiny_a": "ltx2", "tiny_2_3": "ltx2_3"}[name] + ("_distilled" if source else ""), "common": own,
-        "keys": {"": []}, "references": videos, "upsampler": UPSAMPLERS[name],
+        "preset": {"tiny_a": "ltx2", "tiny_2_3": "ltx2_3", "tiny_2_5": "ltx2_5"}[name] + ("_distilled" if source else ""), "common": own,
+        "keys": {"": []}, "references": videos, "upsampler": UPSAMPLERS.get(name),
     }
     extra = {"ltx-pipelines": source} if source else {}
     write_case("references", f"{name}_{case}", {}, outputs, script=__file__, model=name, seed=seed, scalars=scalars, extra=extra)
@@ -141,15 +143,17 @@ def by_lightricks(folder):
     official(model, "whole", whole, lora("tiny_a", None))
 
 
-def by_diffusers():
-    """Their pipeline with guidance, attention on and off: what lies between is -10000 (1 - m) there, 0 in all but name."""
+def by_diffusers(name, cases):
+    """Their pipeline with guidance, attention on and off: what lies between is -10000 (1 - m) there, 0 in all but name. With LTX-2.5's
+    transformer the first frame of the video is marked, and no reference's, as Lightricks' conditionings do it."""
     from diffusers import LTX2InContextPipeline
     from diffusers.pipelines.ltx2.pipeline_ltx2_ic_lora import LTX2ReferenceCondition
 
     guidance = {"video": _neutral(3.0), "audio": _neutral(4.0)}
     asked = _request(width=64, height=64, num_frames=9, steps=2, guidance=guidance)
-    parts = models.load_pipeline("tiny_2_3").components
+    parts = models.load_pipeline(name).components
     del parts["duration_head"]
+    marks = name == cases_2_5.NAME
     pipeline = LTX2InContextPipeline(**parts)
     pipeline.set_progress_bar_config(disable=True)
     pixels = [Image.fromarray(frame.numpy()) for frame in frames("square")]
@@ -158,7 +162,8 @@ def by_diffusers():
     own += [f"guidance.{stream}.{key}={value}" for stream, values in guidance.items() for key, value in values.items()]
     own += ["guidance.stg_blocks=[]", "pipeline=text_to_video", "reference=diffusers", "sampler.sigma_shift=official"]
     own += [f"sampler.steps={asked['steps']}", "conditioning.reference_downscale_factor=2"]
-    for case, attention in (("diffusers", 1.0), ("diffusers_off", 0.0)):
+    own += ["conditioning.first_frame_marker=official"] if marks else []
+    for case, attention in cases.items():
         given = [LTX2ReferenceCondition(pixels), LTX2ReferenceCondition(pixels)]
         seen = []
 
@@ -166,17 +171,18 @@ def by_diffusers():
             seen.append(tensors["latents"][:, :8].clone())
             return {}
 
-        outputs = run_pipeline(
-            pipeline, asked, reference_conditions=given, reference_downscale_factor=2, callback_on_step_end=keep,
-            conditioning_attention_strength=attention, use_cross_timestep=True,
-        )
+        with cases_2_5.marked(pipeline.transformer) if marks else nullcontext():
+            outputs = run_pipeline(
+                pipeline, asked, reference_conditions=given, reference_downscale_factor=2, callback_on_step_end=keep,
+                conditioning_attention_strength=attention, use_cross_timestep=True,
+            )
         vae = pipeline.vae
         step = lambda tokens: tokens.transpose(1, 2).reshape(1, -1, 2, 2, 2) * vae.latents_std.view(1, -1, 1, 1, 1) \
             + vae.latents_mean.view(1, -1, 1, 1, 1)
         kept = {name: outputs[name] for name in ("latents.video", "latents.audio")}
         kept |= {f"step_{at + 1}.latents.video": step(tokens).contiguous() for at, tokens in enumerate(seen[: asked["steps"]])}
         videos = [{**video("square"), "attention_strength": attention}] * 2
-        write(case, "tiny_2_3", own, videos, kept, None, asked["seed"])
+        write(case, name, own, videos, kept, None, asked["seed"])
 
 
 def states():
@@ -222,7 +228,8 @@ def main():
     for component in ("references", "reference_states"):
         shutil.rmtree(CASES / component, ignore_errors=True)
     states()
-    by_diffusers()
+    by_diffusers("tiny_2_3", {"diffusers": 1.0, "diffusers_off": 0.0})
+    by_diffusers(cases_2_5.NAME, {"diffusers": 1.0})
     with tempfile.TemporaryDirectory() as scratch:
         by_lightricks(Path(scratch))
     print(json.dumps(SIZES))

@@ -224,7 +224,7 @@ class Run:
                 arguments["audio_max_duration"] = r["num_frames"] / r["frame_rate"]
             for stream, s in r["guidance"].items():
                 arguments[f"{stream}_guider_params"] = guider_parameters(s)
-        self.pipeline(**arguments, tiling_config=None) if self._tiles() else self.pipeline(**arguments)
+        self.returned = self.pipeline(**arguments, tiling_config=None) if self._tiles() else self.pipeline(**arguments)
         self.undo()
         return self.steps.passes, self.kept
 

@@ -70,6 +70,7 @@ ROWS = [
     Exact("schedule of the models", "lib sampling::sigmas::tests::schedules_are_the_references_bit_for_bit", "Lightricks 1.0.0, diffusers 0.42.1"),
     Row("upsamplers alone: x2, x1.5, in time", "it parity::upsampler", r"upsampler/"),
     Row("upsampling between two stages: x1.5, in time, both", "it upsampling::", r"upsampling/"),
+    Row("upsampling by x1.5, LTX-2.5's distilled", "it pipeline_2_5::", r"pipeline_2_5/distilled_x1_5 "),
     Row("temporal rounds (DFR)", "it dfr::", r"dfr/"),
 ]
 

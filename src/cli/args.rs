@@ -384,7 +384,7 @@ pub(crate) struct OutputArgs {
     /// Denoising steps per progress update
     #[arg(long, value_name = "N")]
     pub(crate) progress_every: Option<u64>,
-    /// Writes a checkpoint to OUT.steps.safetensors every N steps and when interrupted
+    /// Writes a checkpoint to OUT.steps.safetensors every N steps and when interrupted; with --chain, finished clips too
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) checkpoint_every: Option<u64>,
     /// Continues from the checkpoint, to the same bytes; finished videos are kept

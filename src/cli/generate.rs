@@ -115,7 +115,7 @@ fn options(config: &Config, output: &OutputArgs, group: Option<&Arc<Group>>) -> 
         }
     };
     if output.resume {
-        let left = |path: &Path| !path.exists() || saved::path_of(path).exists();
+        let left = |path: &Path| !path.exists() || saved::is_kept(path);
         (jobs, outputs) = jobs.into_iter().zip(outputs).filter(|(_, path)| left(path)).unzip();
     }
     let progress_every = match config.sampler.progress_every {

@@ -8,6 +8,7 @@ use super::model::Model;
 use super::options::RunOptions;
 use super::phase::{Phase, Watch};
 use super::runner::Runner;
+use super::saved::{SavedClip, Saving};
 use super::text_to_video::Generated;
 use crate::media::Frames;
 use crate::request::{Chain, Request};
@@ -16,8 +17,8 @@ use crate::request::{Chain, Request};
 const FADE: f64 = 0.02;
 
 impl Runner {
-    /// Makes the clips of videos that differ in prompt and seed only, one after the other. `each` takes a clip of every video, which
-    /// [`Join`] joins to those before.
+    /// Makes the clips of videos that differ in prompt and seed only, one after the other, but for those that an ended run has kept.
+    /// `each` takes a clip of every video, which [`Join`] joins to those before.
     ///
     /// # Errors
     /// As [`Runner::generate`]; requests without [`Request::chain`]; those of `each`.
@@ -32,17 +33,54 @@ impl Runner {
             || PipelineError::Input("a video of several clips needs request.chain, and more frames than a clip".into());
         let first = requests.first().ok_or_else(one)?;
         let chain = first.chain.clone().ok_or_else(one)?;
-        // What is joined to other frames is encoded with them.
-        let options = &RunOptions { encode: None, ..options.clone() };
         let mut ends = ClipEnds::default();
         let clips = chain.clips();
         for at in 0..clips {
             let own: Vec<Request> = requests.iter().map(|request| request.of_clip(at)).collect();
+            let saving = options.saving.as_ref().map(|saving| saving.of_clip(at));
             ends.enter(&chain, at, &self.model.sizes, first.frame_rate);
+            if let Some(kept) = saving.as_ref().and_then(Saving::found_ends) {
+                ends.go_on(kept.clone());
+            }
+            if let Some(kept) = saving.as_ref().map(Saving::found_clip).transpose()?.flatten() {
+                ends.go_on(kept.ends.clone());
+                each(self.as_generated(kept, &own[0]))?;
+                continue;
+            }
+            // What is joined to other frames is encoded with them.
+            let options = RunOptions { encode: None, saving, ..options.clone() };
             let mut of_all = |phase: Phase, done, total| watch(phase, at * total + done, clips * total);
-            each(self.generate_clips(&own, Some(&mut ends), options, &mut of_all)?)?;
+            let made = self.generate_clips(&own, Some(&mut ends), &options, &mut of_all)?;
+            if let Some(saving) = &options.saving {
+                let videos: Vec<_> = made.iter().map(|clip| (&clip.frames, &clip.audio)).collect();
+                let cut_tokens: Vec<_> = made.iter().map(|clip| clip.cut_tokens).collect();
+                // A disk that is full is no reason to lose what runs well.
+                let written = saving.write_clip(&videos, &cut_tokens, &ends);
+                written.unwrap_or_else(|error| tracing::warn!("the clip is not kept: {error}"));
+            }
+            each(made)?;
         }
         Ok(())
+    }
+
+    /// A clip of each video that an ended run has kept, in no time.
+    fn as_generated(&self, clip: SavedClip, request: &Request) -> Vec<Generated> {
+        let SavedClip { frames, sounds, cut_tokens, .. } = clip;
+        let batch = frames.len();
+        let each = frames.into_iter().zip(sounds).zip(cut_tokens).map(|((frames, audio), cut_tokens)| Generated {
+            frames,
+            are_given: false,
+            stream: None,
+            audio,
+            sample_rate: self.model.sample_rate,
+            frame_rate: request.output_rate(),
+            timings: Vec::new(),
+            steps: request.passes().0.sigmas.len() - 1,
+            batch,
+            cut_tokens,
+            dump: Vec::new(),
+        });
+        each.collect()
     }
 }
 

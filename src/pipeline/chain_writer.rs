@@ -43,7 +43,8 @@ struct Video<'a> {
 }
 
 impl<'a> ChainWriter<'a> {
-    /// No clip yet of these videos, whose requests differ from the first in prompt and seed only.
+    /// No clip yet of these videos, whose requests differ from the first in prompt and seed only. `replaces` says whether a file that
+    /// has a video's name is.
     ///
     /// # Errors
     /// A request of one clip.
@@ -54,12 +55,13 @@ impl<'a> ChainWriter<'a> {
         jobs: &'a [Job],
         paths: &'a [PathBuf],
         first: &Request,
+        replaces: &dyn Fn(&PathBuf) -> bool,
     ) -> Result<Self> {
         let chain = first.chain.as_ref().ok_or_else(|| PipelineError::Bug("the request has one clip".into()))?;
         let videos = jobs.iter().zip(paths).map(|(job, path)| Video {
             job,
             path,
-            replace: options.force,
+            replace: replaces(path),
             join: Join::new(chain, model, first.frame_rate),
             file: None,
             frames: 0,

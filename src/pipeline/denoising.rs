@@ -235,7 +235,9 @@ impl Run<'_> {
             {
                 let carried = carried.iter().map(|c| Ok(c.download()?)).collect::<Result<_>>()?;
                 // A disk that is full is no reason to lose what runs well.
-                match saving.write(&Saved { phase: pass.names.phase, done, carried, sound: sound.cloned() }) {
+                let ends = self.clip_ends.as_deref().cloned().unwrap_or_default();
+                let (phase, sound) = (pass.names.phase, sound.cloned());
+                match saving.write(&Saved { phase, done, carried, sound, ends }) {
                     Ok(()) => (kept, kept_at) = (done, Instant::now()),
                     Err(error) => tracing::warn!("the steps are not kept: {error}"),
                 }

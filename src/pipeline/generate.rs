@@ -22,7 +22,7 @@ use super::options::{GenerateOptions, RunOptions};
 use super::processes;
 use super::report::RunReport;
 use super::runner::Runner;
-use super::saved::{self, Every, Saving};
+use super::saved::{Every, Saving};
 use super::session::Session;
 use super::sound_encoder::sound_of;
 use super::text_to_video::Generated;
@@ -64,6 +64,7 @@ pub fn generate(
     check_outputs(options)?;
     // An ended run may have got as far as its video.
     let again: Vec<&PathBuf> = options.outputs.iter().filter(|path| options.resume && path.exists()).collect();
+    let replaces = |path: &PathBuf| options.force || again.contains(&path);
     let config = &duration::resolve(config, &options.jobs, group)?;
     let model = Model::of(config)?;
     let requests = requests(config, options, &model)?;
@@ -95,16 +96,16 @@ pub fn generate(
         };
         for ((jobs, requests), paths) in batches {
             let together = Together { jobs, requests, paths, inputs: &inputs };
+            if options.checkpoint_every.is_some() || options.resume {
+                let every = options.checkpoint_every.map(Every::Steps);
+                let saving = Saving::new(config, &session.runner.model, jobs, &paths[0], every)?;
+                run.saving = Some(if options.resume { saving.resumed()? } else { saving });
+            }
             if requests[0].chain.is_some() {
-                tell(chained(&mut session, options, &run, &together, started, observer)?, observer);
+                tell(chained(&mut session, options, &run, &together, started, &replaces, observer)?, observer);
                 session.runner.executor.reset_set_up_time();
                 started = Instant::now();
                 continue;
-            }
-            if options.checkpoint_every.is_some() || options.resume {
-                let (path, every) = (saved::path_of(&paths[0]), options.checkpoint_every.map(Every::Steps));
-                let saving = Saving::new(config, &session.runner.model, jobs, &path, every)?;
-                run.saving = Some(if options.resume { saving.resumed()? } else { saving });
             }
             let mut failed = None;
             let mut watch = |phase: Phase, done: usize, total: usize| {
@@ -126,7 +127,6 @@ pub fn generate(
             tell(writer.wait()?, observer);
             let videos = videos?;
             if first {
-                let replaces = |path: &PathBuf| options.force || again.contains(&path);
                 writer.start(to_be_written(&session, &together, videos, made, &replaces)?, run.saving.take());
             }
             session.runner.executor.reset_set_up_time();
@@ -183,18 +183,22 @@ fn chained(
     run: &RunOptions,
     together: &Together,
     started: Instant,
+    replaces: &dyn Fn(&PathBuf) -> bool,
     observer: &mut dyn Observer,
 ) -> Result<Vec<Written>> {
     let Together { jobs, requests, paths, inputs } = together;
     let Session { config, runner, versions, first } = session;
-    let files = first.then(|| ChainWriter::new(config, options, &runner.model, jobs, paths, &requests[0]));
+    let files = first.then(|| ChainWriter::new(config, options, &runner.model, jobs, paths, &requests[0], replaces));
     let mut files = files.transpose()?;
     let mut watch = |phase: Phase, done: usize, total: usize| observer.progress(jobs, phase, done, total);
     let mut each = |clips| files.as_mut().map_or(Ok(()), |files| files.add(clips));
     runner.generate_chain(requests, run, &mut watch, &mut each)?;
     let Some(files) = files else { return Ok(Vec::new()) };
     let model = runner.model.identity()?;
-    files.finish(&runner.executor, started.elapsed(), |job| sidecar(config, job, &model, inputs, runner, versions))
+    let sidecar = |job: &Job| sidecar(config, job, &model, inputs, runner, versions);
+    let written = files.finish(&runner.executor, started.elapsed(), sidecar)?;
+    run.saving.iter().for_each(Saving::finish);
+    Ok(written)
 }
 
 /// Finds files that cannot be written before the model is opened.
@@ -230,10 +234,6 @@ fn check_chain(requests: &[Request], options: &GenerateOptions, audio: bool) -> 
     let unserved = [
         (options.dump.is_some(), "--dump: tensors of a video of several clips are not kept"),
         (!audio, "output.audio: false: a video of several clips has its sound"),
-        (
-            options.checkpoint_every.is_some() || options.resume,
-            "--checkpoint-every and --resume: steps of a video of several clips are not kept, it begins anew",
-        ),
     ];
     match unserved.into_iter().find(|(asked, _)| *asked) {
         Some((_, why)) => Err(PipelineError::Usage(format!("{why}; leave it out, or --chain (request.chain)"))),

@@ -1,18 +1,21 @@
-//! The steps that a run has behind it, kept in a file, so that an ended run goes on where it was instead of from noise.
+//! The steps and clips that a run has behind it, kept in files, so that an ended run goes on where it was instead of from noise.
 
 use super::phase::Phase;
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
 
-use ndarray::Array3;
+use ndarray::{Array2, Array3};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
+use super::clip_ends::ClipEnds;
 use super::error::{PipelineError, Result};
 use super::model::Model;
 use super::tensors;
 use super::tensors::fixed;
 use crate::config::{Config, Job};
+use crate::media::Frames;
 use crate::request::{self, Condition};
 use crate::tensor::Tensor;
 use crate::weights::Checkpoint;
@@ -32,10 +35,16 @@ const INDIFFERENT: [&str; 8] = [
 /// Where and how often the steps of a batch of videos are kept.
 #[derive(Clone, Debug)]
 pub struct Saving {
-    path: PathBuf,
+    output: PathBuf,
+    /// The file of the steps.
+    steps: PathBuf,
     every: Option<Every>,
     identity: String,
     found: Option<Saved>,
+    /// Clips that an ended run has kept, of a video of several.
+    clips: usize,
+    /// The one that is made.
+    clip: usize,
 }
 
 /// Between two savings.
@@ -56,31 +65,77 @@ pub(crate) struct Saved {
     pub(crate) carried: Vec<Tensor>,
     /// In the second pass, the first one's normalised audio tokens.
     pub(crate) sound: Option<Array3<f32>>,
+    /// Of a video of several clips, what the next pass starts from.
+    pub(crate) ends: ClipEnds,
+}
+
+/// A clip of each of several videos, with what the next one starts from.
+pub(crate) struct SavedClip {
+    pub(crate) frames: Vec<Frames>,
+    pub(crate) sounds: Vec<Array2<f32>>,
+    pub(crate) cut_tokens: Vec<usize>,
+    pub(crate) ends: ClipEnds,
 }
 
 /// The file in which the steps of the video `output` are kept.
 pub fn path_of(output: &Path) -> PathBuf {
+    beside(output, "steps")
+}
+
+/// The file in which a clip of the video `output`, from 0, is kept.
+fn path_of_clip(output: &Path, at: usize) -> PathBuf {
+    beside(output, &format!("clip_{at:04}"))
+}
+
+fn beside(output: &Path, what: &str) -> PathBuf {
     let mut name = output.as_os_str().to_owned();
-    name.push(".steps.safetensors");
+    name.push(format!(".{what}.safetensors"));
     name.into()
 }
 
+/// Whether anything of the video `output` is kept.
+pub(crate) fn is_kept(output: &Path) -> bool {
+    path_of(output).exists() || path_of_clip(output, 0).exists()
+}
+
+fn clips_of(output: &Path) -> usize {
+    (0..).take_while(|at| path_of_clip(output, *at).exists()).count()
+}
+
 impl Saving {
-    /// Keeps the steps of `jobs` in the file `path`, `every` so often.
+    /// Keeps the steps and clips of `jobs` beside their first `output`, steps `every` so often.
     ///
     /// # Errors
     /// A model that cannot be told from others.
-    pub(crate) fn new(config: &Config, model: &Model, jobs: &[Job], path: &Path, every: Option<Every>) -> Result<Self> {
-        Ok(Saving { path: path.into(), every, identity: identity(config, model, jobs)?, found: None })
+    pub(crate) fn new(
+        config: &Config,
+        model: &Model,
+        jobs: &[Job],
+        output: &Path,
+        every: Option<Every>,
+    ) -> Result<Self> {
+        let identity = identity(config, model, jobs)?;
+        Ok(Saving { output: output.into(), steps: path_of(output), every, identity, found: None, clips: 0, clip: 0 })
     }
 
-    /// The same, going on from the file, if there is one.
+    /// The same with steps in this file.
+    pub(crate) fn kept_in(self, steps: &Path) -> Self {
+        Saving { steps: steps.into(), ..self }
+    }
+
+    /// The same, going on from the files, if there are any.
     ///
     /// # Errors
     /// A file that is damaged, or of another request, model or release of this program.
     pub(crate) fn resumed(self) -> Result<Self> {
-        let path = &self.path;
+        let path = &self.steps;
+        let clips = clips_of(&self.output);
         let found = if path.exists() { Some(read(path, &self.identity)?) } else { None };
+        // Steps of a finished clip are of no use.
+        let found = found.filter(|(clip, _)| *clip == clips).map(|(_, saved)| saved);
+        if clips > 0 {
+            tracing::info!("{}: goes on with clip {}", path_of_clip(&self.output, clips - 1).display(), clips + 1);
+        }
         if let Some(saved) = &found {
             tracing::info!(
                 "{}: goes on in phase {} after {} evaluations",
@@ -89,7 +144,62 @@ impl Saving {
                 saved.done
             );
         }
-        Ok(Saving { found, ..self })
+        Ok(Saving { found, clips, ..self })
+    }
+
+    /// The same for a clip, from 0, of videos of several.
+    pub(crate) fn of_clip(&self, at: usize) -> Self {
+        Saving { clip: at, found: self.found.clone().filter(|_| at == self.clips), ..self.clone() }
+    }
+
+    /// Ends of the passes before the steps of an ended run.
+    pub(crate) fn found_ends(&self) -> Option<&ClipEnds> {
+        self.found.as_ref().map(|saved| &saved.ends)
+    }
+
+    /// The clip, if an ended run has kept it.
+    ///
+    /// # Errors
+    /// A file that is damaged, or of another request, model or release of this program.
+    pub(crate) fn found_clip(&self) -> Result<Option<SavedClip>> {
+        let path = path_of_clip(&self.output, self.clip);
+        if self.clip < self.clips { read_clip(&path, &self.identity).map(Some) } else { Ok(None) }
+    }
+
+    /// Keeps a clip of each video, where steps are, and what the next one starts from; those behind it are of another run.
+    ///
+    /// # Errors
+    /// The file that cannot be written.
+    pub(crate) fn write_clip(
+        &self,
+        videos: &[(&Frames, &Array2<f32>)],
+        cut_tokens: &[usize],
+        ends: &ClipEnds,
+    ) -> Result<()> {
+        if self.every.is_none() {
+            return Ok(());
+        }
+        for later in self.clip + 1..clips_of(&self.output) {
+            self.remove_clip(later);
+        }
+        let mut tensors: Vec<_> = ends.tensors().collect();
+        for (n, (frames, sound)) in videos.iter().enumerate() {
+            tensors.push((format!("frames.{n}"), Tensor::U8(frames.data().clone().into_dyn())));
+            tensors.push((format!("audio.{n}"), (*sound).clone().into()));
+        }
+        let about = self.about([("cut_tokens", json!(cut_tokens).to_string())]);
+        tensors::write_with(&path_of_clip(&self.output, self.clip), &tensors, Some(about))
+    }
+
+    /// Words about a file's tensors, for its header.
+    fn about<const N: usize>(&self, more: [(&str, String); N]) -> HashMap<String, String> {
+        let all = [("identity", self.identity.clone())].into_iter().chain(more);
+        all.map(|(key, value)| (key.to_string(), value)).collect()
+    }
+
+    fn remove_clip(&self, at: usize) {
+        // One that cannot be removed is told of by the run that goes on.
+        let _ = std::fs::remove_file(path_of_clip(&self.output, at));
     }
 
     /// The steps of an ended run, if it ended in this phase.
@@ -122,40 +232,69 @@ impl Saving {
     pub(crate) fn write(&self, saved: &Saved) -> Result<()> {
         let carried = saved.carried.iter().cloned().enumerate().map(|(i, t)| (format!("carried.{i}"), t));
         let sound = saved.sound.iter().map(|t| ("sound".to_string(), Tensor::from(t.clone())));
-        let tensors: Vec<_> = carried.chain(sound).collect();
-        let about = [
-            ("identity", self.identity.clone()),
+        let tensors: Vec<_> = carried.chain(sound).chain(saved.ends.tensors()).collect();
+        let about = self.about([
             ("stage", saved.phase.name().to_string()),
             ("done", saved.done.to_string()),
-        ];
-        tensors::write_with(&self.path, &tensors, Some(about.map(|(key, value)| (key.to_string(), value)).into()))
+            ("clip", self.clip.to_string()),
+        ]);
+        tensors::write_with(&self.steps, &tensors, Some(about))
     }
 
     /// Says where the steps of a run that ends are.
     pub(crate) fn tell(&self) {
-        tracing::info!("the steps are kept in {}; --resume goes on there", self.path.display());
+        tracing::info!("the steps are kept in {}; --resume goes on there", self.steps.display());
     }
 
-    /// Removes the file: the videos are written.
+    /// Removes the files: the videos are written.
     pub(crate) fn finish(&self) {
         // There is none where no step was kept.
-        let _ = std::fs::remove_file(&self.path);
+        let _ = std::fs::remove_file(&self.steps);
+        (0..clips_of(&self.output)).rev().for_each(|at| self.remove_clip(at));
     }
 }
 
-fn read(path: &Path, identity: &str) -> Result<Saved> {
-    let wrong = |reason: &str| PipelineError::File { path: path.into(), reason: reason.into() };
+fn wrong(path: &Path, reason: &str) -> PipelineError {
+    PipelineError::File { path: path.into(), reason: reason.into() }
+}
+
+/// A file of a run, if it is of this one.
+fn open(path: &Path, identity: &str) -> Result<Checkpoint> {
     let file = Checkpoint::open(path)?;
-    let about = |key: &str| file.metadata(key).ok_or_else(|| wrong("holds no steps of a run"));
-    if about("identity")? != identity {
-        return Err(wrong(
+    match file.metadata("identity") {
+        None => Err(wrong(path, "holds no steps of a run")),
+        Some(own) if own != identity => Err(wrong(
+            path,
             "holds the steps of another request, model or release; give what that run was given, or remove the file",
-        ));
+        )),
+        Some(_) => Ok(file),
     }
+}
+
+fn read_clip(path: &Path, identity: &str) -> Result<SavedClip> {
+    let file = open(path, identity)?;
+    let cut_tokens = file.metadata("cut_tokens").and_then(|text| serde_json::from_str::<Vec<usize>>(text).ok());
+    let cut_tokens = cut_tokens.ok_or_else(|| wrong(path, "holds no clip of a run"))?;
+    let (mut frames, mut sounds) = (Vec::new(), Vec::new());
+    for n in 0..cut_tokens.len() {
+        match file.get(&format!("frames.{n}"))?.to_tensor()? {
+            Tensor::U8(bytes) => frames.push(Frames::new(fixed(bytes)?)?),
+            _ => return Err(wrong(path, "holds frames that are no bytes")),
+        }
+        sounds.push(fixed(file.get(&format!("audio.{n}"))?.to_tensor()?.into_f32())?);
+    }
+    Ok(SavedClip { frames, sounds, cut_tokens, ends: ClipEnds::read(&file)? })
+}
+
+/// The clip that the steps of a file are of, and they.
+fn read(path: &Path, identity: &str) -> Result<(usize, Saved)> {
+    let wrong = |reason: &str| wrong(path, reason);
+    let file = open(path, identity)?;
+    let about = |key: &str| file.metadata(key).ok_or_else(|| wrong("holds no steps of a run"));
+    let number = |key: &str| about(key)?.parse().map_err(|_| wrong("does not say how many steps it holds"));
     let name = about("stage")?; // alias: the file's key for the phase
     let phase = [Phase::Denoise, Phase::Refine].into_iter().find(|phase| phase.name() == name);
     let phase = phase.ok_or_else(|| wrong("is of no phase of a run"))?;
-    let done = about("done")?.parse().map_err(|_| wrong("does not say how many steps it holds"))?;
     let tensor = |name: &str| -> Result<Tensor> { Ok(file.get(name)?.to_tensor()?) };
     let carried = (0..).map(|i| format!("carried.{i}")).take_while(|name| file.contains(name));
     let carried = carried.map(|name| tensor(&name)).collect::<Result<_>>()?;
@@ -163,7 +302,8 @@ fn read(path: &Path, identity: &str) -> Result<Saved> {
         true => Some(fixed(tensor("sound")?.into_f32())?),
         false => None,
     };
-    Ok(Saved { phase, done, carried, sound })
+    let saved = Saved { phase, done: number("done")?, carried, sound, ends: ClipEnds::read(&file)? };
+    Ok((number("clip")?, saved))
 }
 
 /// Of everything that a result depends on. Of files that the request only names, size and time have to do.

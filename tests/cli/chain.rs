@@ -2,11 +2,13 @@
 
 use std::fs;
 use std::path::Path;
+use std::process::Stdio;
 
 use ltx2::media::{read_clip, read_png_frames, read_sound, read_wav};
 use serde_json::Value;
 
-use crate::support::{self, needs};
+use crate::crash_safety::kill_at;
+use crate::support::{self, full, needs};
 
 const CONFIG: &str = "tests/fixtures/tiny_video.yml";
 /// Clips of 17 frames, 9 of which two have.
@@ -18,6 +20,11 @@ fn run(config: &str, out: &Path, more: &[&str]) -> (Option<i32>, String) {
     let arguments = [&["generate", "-c", config, "-o", out, "--force"], more].concat();
     let made = support::ltx2().args(arguments).output().expect("the binary runs");
     (made.status.code(), String::from_utf8_lossy(&made.stderr).into_owned())
+}
+
+fn hashes(video: &Path) -> Value {
+    let sidecar = fs::read_to_string(video.with_extension("json")).expect("a sidecar");
+    serde_json::from_str::<Value>(&sidecar).expect("JSON")["sha256"].clone()
 }
 
 fn makes(config: &str, out: &Path, more: &[&str]) -> Value {
@@ -55,6 +62,64 @@ fn a_chained_video_is_as_long_as_asked_and_its_sidecar_repeats_it() {
         fs::read_dir(folder.path()).expect("a folder").map(|entry| entry.expect("one").file_name()).collect();
     left.sort();
     assert_eq!(left, ["a.json", "a.mp4", "b.json", "b.mp4", "c.json", "c.mp4", "frames", "sound.wav"]);
+}
+
+/// In the middle of a clip's file, before its name, and when all clips are kept.
+#[needs(cpu)]
+fn a_killed_chain_goes_on_with_its_clip_to_the_same_bytes() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name);
+    let (out, nowhere) = (path("out.mp4"), path("no programs"));
+    let run = |out: &Path, more: &[&str]| {
+        let mut run = support::ltx2();
+        run.args(["generate", "-c", CONFIG, "-o"]).arg(out).args(CHAIN).args(["--height", "64", "--num-frames", "33"]);
+        // Without an ffmpeg, whose files are not the same bytes on every machine.
+        run.args(more).env("PATH", &nowhere).stdout(Stdio::null());
+        run
+    };
+    assert!(run(&path("whole.mp4"), &[]).stderr(Stdio::null()).status().expect("runs").success());
+    let (bytes, whole) = (fs::read(path("whole.mp4")).expect("a video"), hashes(&path("whole.mp4")));
+    let names = || {
+        let names = fs::read_dir(folder.path()).expect("a folder").map(|entry| entry.expect("one").file_name());
+        let mut names: Vec<_> = names.filter_map(|name| name.into_string().ok()).collect();
+        names.retain(|name| !name.starts_with(".ltx2-"));
+        names.sort();
+        names
+    };
+    let moments = [
+        ("write out.mp4.clip_0001.safetensors", 1),
+        ("rename out.mp4.clip_0002.safetensors", 2),
+        ("rename out.mp4", 3),
+        ("rename out.json", 3),
+    ];
+    for (moment, clips) in moments {
+        // In full each of them.
+        if moment.contains("0002") && !full() {
+            continue;
+        }
+        kill_at(moment, &mut run(&out, &["--checkpoint-every", "1"]));
+        let kept = names().iter().filter(|name| name.contains(".clip_")).count();
+        assert_eq!((kept, out.exists()), (clips, moment == "rename out.json"), "{moment}");
+        let ended = run(&out, &["--resume"]).stderr(Stdio::piped()).output().expect("runs");
+        let said = String::from_utf8_lossy(&ended.stderr);
+        assert!(ended.status.success(), "{moment}: {said}");
+        assert!(said.contains(&format!("goes on with clip {}", clips + 1)), "{moment}: {said}");
+        assert_eq!(hashes(&out), whole, "{moment}");
+        assert_eq!(fs::read(&out).expect("a video"), bytes, "{moment}");
+        assert_eq!(names(), ["out.json", "out.mp4", "whole.json", "whole.mp4"], "{moment}");
+        [&out, &out.with_extension("json")].into_iter().for_each(|file| fs::remove_file(file).expect("removed"));
+    }
+
+    // Clips of another request are refused; a run that begins anew replaces them.
+    let clip = |at: usize| path(&format!("out.mp4.clip_000{at}.safetensors"));
+    kill_at("write out.mp4.clip_0002.safetensors", &mut run(&out, &["--checkpoint-every", "1"]));
+    let other = run(&out, &["--resume", "--seed", "77"]).stderr(Stdio::piped()).output().expect("runs");
+    let said = String::from_utf8_lossy(&other.stderr);
+    assert_eq!(other.status.code(), Some(1), "{said}");
+    assert!(said.contains("out.mp4.") && said.contains("holds the steps of another request"), "{said}");
+    let other = ["--checkpoint-every", "1", "--seed", "77"];
+    kill_at("write out.mp4.clip_0001.safetensors", &mut run(&out, &other));
+    assert!(clip(0).exists() && !clip(1).exists(), "a clip of the run before is left");
 }
 
 /// Frames are of a size that shows: half of what the long video has more of would be seen.
@@ -114,8 +179,6 @@ fn what_a_chain_does_not_do_is_refused_in_a_line() {
     let out = folder.path().join("a.mp4");
     for (more, why) in [
         (&["--dump", "d.safetensors"][..], "--dump: tensors of a video of several clips are not kept; leave it out"),
-        (&["--resume"], "--checkpoint-every and --resume: steps of a video of several clips are not kept"),
-        (&["--checkpoint-every", "1"], "it begins anew; leave it out, or --chain (request.chain)"),
         (&["--pipeline", "text_to_audio"], "this pipeline makes one clip; leave --chain out"),
         (
             &["--set", "request.chain.overlap=17"],
@@ -128,8 +191,8 @@ fn what_a_chain_does_not_do_is_refused_in_a_line() {
         assert_eq!((code, errors.len()), (Some(2), 1), "{more:?}: {said}");
         assert!(errors[0].contains(why), "{more:?}: {said}");
     }
-    // One clip is no chain, and takes them.
-    let one = ["--height", "64", "--num-frames", "17", "--checkpoint-every", "1", "--platform", "/nowhere.so"];
+    // One clip is no chain, and takes it.
+    let one = ["--height", "64", "--num-frames", "17", "--dump", "d.safetensors", "--platform", "/nowhere.so"];
     let (_, said) = run(CONFIG, &out, &[&CHAIN[..], &one].concat());
     assert!(said.contains("/nowhere.so"), "{said}");
 }

@@ -32,7 +32,7 @@ fn killed_after(mut child: Child, time: Duration) -> bool {
 }
 
 /// Kills a process at one of its fail points (`src/failpoint.rs`).
-fn kill_at(moment: &str, run: &mut Command) {
+pub(crate) fn kill_at(moment: &str, run: &mut Command) {
     let mut child = run.env("LTX2_FAILPOINT", moment).stderr(Stdio::piped()).spawn().expect("starts");
     let said = BufReader::new(child.stderr.take().expect("piped")).lines().map_while(Result::ok);
     let mut before = Vec::new();

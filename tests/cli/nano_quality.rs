@@ -1,6 +1,7 @@
 //! The trained toy model does what prompts say: clips of held-out prompts (scripts/nano/prompts.py), scored by what is seen
 //! and heard in them.
 
+mod conditions;
 mod hear;
 mod see;
 

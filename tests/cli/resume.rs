@@ -98,6 +98,25 @@ fn a_run_that_ended_goes_on_to_the_same_bytes() {
     }
 }
 
+/// In a clip behind the first, in each pass: it starts from the ends of the clip before, which the steps have with them.
+#[needs(cpu)]
+fn a_chain_that_ended_goes_on_within_its_clip() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let output: PathBuf = folder.path().join("out.mp4");
+    let chain = ["request.chain={clip: 17, overlap: 9}", "request.num_frames=33", "request.width=96"];
+    let run = |set| Run { file: "tests/fixtures/tiny_video.yml", set, output: &output, every: Some(1), resume: false };
+    // Two steps a clip, of three clips.
+    let one = settings("text_to_video", &[&chain[..], &["sampler.steps=2"]].concat());
+    goes_on(run(&one), Phase::Denoise, 3, 3);
+    if full() {
+        // Halves of a width are whole latents.
+        let upsampler = "model.upsampler=tests/fixtures/models/upsampler_rational";
+        let two = settings("two_stage", &[&chain[..2], &["request.width=128", "sampler.steps=2", upsampler]].concat());
+        goes_on(run(&two), Phase::Denoise, 3, 3);
+        goes_on(run(&two), Phase::Refine, 4, 4);
+    }
+}
+
 /// Ancestral steps draw noise where those before left off, the second pass and the diffusion decoder behind all of them.
 #[needs(cpu, full)]
 fn a_run_of_ltx_2_5_that_ended_goes_on_to_the_same_bytes() {

@@ -5,7 +5,8 @@ use std::fs;
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use crate::support::drawn::{WHOLE_2_5 as MODEL, with_diffusion_decoder};
+use crate::support::drawn::{WHOLE_2_5 as MODEL, with_diffusion_decoder, write_upsampler};
+use crate::support::official::open_over;
 use crate::support::{Case, case, cpu, dumped, dumping, generate, needs, open, plain, thresholds};
 use ltx2::config::Config;
 use ltx2::hlo::DType;
@@ -13,6 +14,7 @@ use ltx2::pipeline::model::Model;
 use ltx2::pipeline::options::RunOptions;
 use ltx2::pipeline::{Generated, Runner};
 use ltx2::request::{Condition, Request, Tiling};
+use ltx2::weights::Overrides;
 use serde_json::Value;
 
 fn named(name: &str) -> Case {
@@ -92,6 +94,24 @@ fn one_pass_agrees_with_the_reference() {
 fn two_distilled_passes_agree_with_the_reference() {
     let case = named("distilled");
     agrees(&case, &config(&case, "ltx2_5_distilled", &["two_stage.audio=stage_2"]));
+}
+
+/// The same from two thirds of the size. The upsampler's weights are drawn by the name of the case's.
+#[needs(cpu, full)]
+fn two_distilled_passes_of_one_and_a_half_times_the_size_agree_with_the_reference() {
+    let (case, folder) = (named("distilled_x1_5"), tempfile::tempdir().expect("a folder"));
+    let drawn = &case.scalars["upsampler"];
+    write_upsampler(folder.path(), &drawn[0], drawn[1].as_str().expect("a name"));
+    let upsampler = format!("model.upsampler={}", folder.path().display());
+    let set = ["two_stage.audio=stage_2", "two_stage.upsample=[spatial_x1_5]", &upsampler];
+    let config = config(&case, "ltx2_5_distilled", &set);
+    let overrides = Overrides { upsampler: config.model.upsampler.clone(), ..Overrides::default() };
+    let mut runner = open_over(&cpu(8), &case, overrides, plain(DType::F32));
+    // The reference of the cases is diffusers.
+    runner.model.configs = runner.model.configs.with_vocoder_clamp(false);
+    let job = config.jobs().expect("a prompt").remove(0);
+    let request = runner.model.request(&config, &job).expect("a request");
+    compare(&case, &generate(&mut runner, &request, &dumping(None)));
 }
 
 /// The same by diffusers: no frame is marked, no step draws noise, and the second pass' is in the order of tokens.

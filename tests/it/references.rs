@@ -102,6 +102,11 @@ fn of_2_3() {
     agrees("tiny_2_3", 4);
 }
 
+#[needs(cpu, full)]
+fn of_2_5() {
+    agrees("tiny_2_5", 1);
+}
+
 /// Conditioned requests on every layout whose attention communicates in its own way; the mask has a row for each query.
 #[needs(cpu, full)]
 fn every_layout_gives_what_one_device_gives() {

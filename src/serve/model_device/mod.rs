@@ -195,7 +195,7 @@ impl ModelDevice {
         // Processes that run together begin anew.
         let Some(path) = order.steps.as_ref().filter(|_| !self.together.are_several()) else { return Ok(None) };
         let every = Some(Every::Time(self.every));
-        let saving = Saving::new(&work.configs[0], &self.session.runner.model, &work.jobs, path, every)?;
+        let saving = Saving::new(&work.configs[0], &self.session.runner.model, &work.jobs, path, every)?.kept_in(path);
         if !order.resume {
             return Ok(Some(saving));
         }
