@@ -188,7 +188,7 @@ impl Amount {
     fn write(value: f64, units: &[(&str, f64)]) -> String {
         let mut sorted = units.to_vec();
         sorted.sort_by(|a, b| b.1.total_cmp(&a.1));
-        let whole = sorted.iter().find(|(_, factor)| value >= *factor && value % factor == 0.0);
+        let whole = sorted.iter().find(|(_, factor)| value >= *factor && (value / factor).fract() == 0.0);
         let smallest = ("", 1.0);
         let (name, factor) = whole.unwrap_or(&smallest);
         format!("{}{name}", value / factor)

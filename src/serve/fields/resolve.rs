@@ -1,16 +1,16 @@
 //! Requests against the model's sizes and the server's limits, without a device.
 
-use std::sync::Arc;
-
 use super::faults::of_request;
 use super::given::Given;
-use crate::config::{Config, Job, Pipeline, Serve};
+use super::read::invalid;
+use crate::config::{Config, Job, Pipeline, Reference, Serve, whole_frames};
 use crate::models::presets::Preset;
 use crate::pipeline::configs::ModelConfigs;
+use crate::pipeline::origin;
 use crate::request::{self, ModelSizes, coordinate_grids};
 use crate::sampling::latents::VideoGrid;
 use crate::serve::error::ApiError;
-use crate::weights::{ModelSource, Overrides};
+use crate::weights::Component;
 
 /// Sizes of the server's model.
 pub(super) struct Resolver {
@@ -18,18 +18,21 @@ pub(super) struct Resolver {
     sizes: Option<ModelSizes>,
     /// Video sizes to tokens.
     grid: VideoGrid,
+    /// Whether it predicts a video's duration, as far as its files tell.
+    has_duration_head: bool,
 }
 
 impl Resolver {
     /// Of a configuration's model: by its files, else as this program carries it, else as a published one.
     pub(super) fn of(config: &Config) -> Self {
-        let source = ModelSource::open(&config.model.path, &Overrides::default()).map(Arc::new);
         let carried = || Preset::named(&config.model.path).map(ModelConfigs::of_preset);
-        let configs = source.ok().map(|source| ModelConfigs::of(&source).for_run(config)).or_else(carried);
+        let found = origin::of_run(config).ok().map(|(origin, _)| ModelConfigs::from(origin).for_run(config));
+        let configs = found.or_else(carried);
         let sizes = configs.as_ref().and_then(|configs| configs.sizes().ok());
+        let has_duration_head = configs.as_ref().is_none_or(|configs| configs.origin().has(Component::DurationHead));
         let transformer = configs.and_then(|configs| configs.transformer().ok()).unwrap_or_default();
         let grid = coordinate_grids(&transformer).0;
-        Resolver { sizes, grid }
+        Resolver { sizes, grid, has_duration_head }
     }
 
     /// Refuses what the model cannot make, or the server does not.
@@ -39,7 +42,7 @@ impl Resolver {
     pub(super) fn check(&self, config: &Config, serve: &Serve, given: &Given) -> Result<(), ApiError> {
         let fault = |error| of_request(&error, given);
         request::conditions(config).map_err(fault)?;
-        let Some(frames) = config.request.num_frames.count() else { return Ok(()) };
+        let Some(frames) = config.request.num_frames.count() else { return self.check_auto(config, serve, given) };
         let job =
             Job { index: 0, prompt: config.request.prompt.clone().unwrap_or_default(), seed: config.request.seed };
         let resolved =
@@ -58,6 +61,20 @@ impl Resolver {
         if config.pipeline == Pipeline::VideoToAudio {
             return Ok(());
         }
+        self.check_tokens(config, frames, serve, given)
+    }
+
+    /// Refuses frames that the model cannot predict, or that could be more than the server makes.
+    fn check_auto(&self, config: &Config, serve: &Serve, given: &Given) -> Result<(), ApiError> {
+        // diffusers' pipeline has a number of its own for models without a head.
+        if !self.has_duration_head && config.reference != Reference::Diffusers {
+            let name = given.name("num_frames");
+            return Err(invalid(&name, "auto needs a model that predicts durations; give a number of frames"));
+        }
+        self.check_tokens(config, whole_frames(serve.max_frames), serve, given)
+    }
+
+    fn check_tokens(&self, config: &Config, frames: usize, serve: &Serve, given: &Given) -> Result<(), ApiError> {
         let (width, height) = (config.request.width, config.request.height);
         let tokens = self.grid.latents(1, 1, width, height, frames).map(|latents| self.grid.tokens(&latents));
         let tokens = tokens.map_err(|error| of_request(&error.into(), given))?;

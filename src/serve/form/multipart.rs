@@ -17,15 +17,16 @@ impl Form {
     /// # Errors
     /// `invalid_multipart`, and 413 where the body is too long; names and text that no field may have; a full disk.
     pub async fn multipart(mut body: Multipart, tmp: &Path) -> Result<Form, ApiError> {
-        let (mut tree, mut parts, mut fields, mut text) = (Branch::default(), Vec::new(), 0, 0);
+        let (mut tree, mut parts, mut fields, mut files, mut text) = (Branch::default(), Vec::new(), 0, 0, 0);
         let mut hash = Sha256::new().chain_update(b"form\0");
         while let Some(field) = body.next_field().await.map_err(broken)? {
             let name = field.name().ok_or_else(|| malformed("a part has no name"))?.to_string();
             let own = root(&name)?.to_string();
             let is_file = is_file(&field);
             let (digest, empty) = match is_file {
-                true if parts.len() == MAX_PARTS => return Err(too_many("files", MAX_PARTS)),
+                true if files == MAX_PARTS => return Err(too_many("files", MAX_PARTS)),
                 true => {
+                    files += 1;
                     let (part, digest) = file(field, own, tmp).await?;
                     let empty = part.bytes == 0;
                     // A form without a chosen file sends an empty one.
@@ -68,7 +69,7 @@ fn is_file(field: &Field) -> bool {
 async fn read_text(mut field: Field<'_>, name: &str, total: &mut u64) -> Result<String, ApiError> {
     let charset =
         field.content_type().and_then(|own| own.to_ascii_lowercase().split_once("charset=").map(|c| c.1.to_string()));
-    let charset = charset.map(|own| own.trim_matches(['"', ' ']).split(';').next().unwrap_or_default().to_string());
+    let charset = charset.map(|own| own.split(';').next().unwrap_or_default().trim_matches(['"', ' ']).to_string());
     if charset.is_some_and(|own| !matches!(own.as_str(), "utf-8" | "utf8" | "us-ascii")) {
         return Err(invalid(name, format!("field '{name}': text is sent as UTF-8")));
     }

@@ -166,6 +166,8 @@ fn more_than_a_form_may_have_is_refused() {
     assert_eq!((many(128, false), many(64, true)), (Ok(()), Ok(())));
     let refused = Err((400, "invalid_value"));
     assert_eq!([many(129, false), many(65, true), many(20_000, false)], [refused, refused, refused]);
+    let empty: Vec<Part> = (0..65).map(|_| ("name=\"a\"; filename=\"\"", &b""[..])).collect();
+    assert_eq!(form(&empty).expect_err("too many").code, "invalid_value");
     let fields: serde_json::Map<String, Value> = (0..129).map(|i| (format!("a{i}"), json!(1))).collect();
     assert_eq!(Form::json(Value::Object(fields).to_string().as_bytes()).expect_err("too many").code, "invalid_value");
 }
@@ -176,7 +178,7 @@ fn text_is_utf_8() {
     assert_eq!(bad("name=\"prompt\"", b"\xff\xfe").param.as_deref(), Some("prompt"));
     let latin = "name=\"prompt\"\r\nContent-Type: text/plain; charset=iso-8859-1";
     assert!(bad(latin, b"a").message.contains("UTF-8"));
-    for good in ["text/plain; charset=UTF-8", "text/plain; charset=\"utf-8\"", "text/plain", "application/json"] {
+    for good in ["text/plain; charset=UTF-8", "text/plain; charset=\"utf-8\"; x=y", "text/plain", "application/json"] {
         let head = format!("name=\"prompt\"\r\nContent-Type: {good}");
         assert!(form(&[(&head, b"a")]).is_ok(), "{good}");
     }

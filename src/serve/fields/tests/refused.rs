@@ -209,6 +209,12 @@ fn the_server_has_limits_of_its_own() {
     assert_eq!(of(&warm, json!({"num_frames": 9})), refused("shape_not_warm", "size"));
     let server = Server::new("nano", &warm);
     assert_eq!(server.good(&json!({"seed": 1, "size": "64x64", "num_frames": 9})).config.request.width, 64);
+    assert_eq!(of(&["reference=official"], json!({"num_frames": "auto"})), refused("invalid_value", "num_frames"));
+    let auto = json!({"seed": 1, "num_frames": "auto"});
+    let own = Server::new("nano", &[]);
+    assert_eq!(own.good(&auto).num_frames(), None);
+    assert_ne!(own.good(&auto).batch_key, own.good(&auto).batch_key, "each prompt has a duration of its own");
+    assert_eq!(of(&[], json!({"num_frames": "auto", "size": "2048x1024"})), refused("too_large", "size"));
     // The configuration's own steps are nobody's to refuse.
     assert_eq!(Server::new("nano", &["serve.max_steps=10"]).good(&json!({"seed": 1})).config.sampler.steps, 20);
 }
