@@ -12,10 +12,11 @@ use super::generate::prepare_libtpu;
 use super::{Ended, UsageError, log, print, tell};
 use crate::config::{CliOverrides, Drain, Loaded, LogFormat, load};
 use crate::pipeline::processes::together;
+use crate::pjrt::end_process;
 use crate::runtime::processes::Group;
 use crate::serve::health::Condition;
 use crate::serve::model_device::{factory_together, follow};
-use crate::serve::server::{Options, Server, StartError, state_folder};
+use crate::serve::server::{CUT, Options, Server, StartError, state_folder};
 
 /// Between two looks at signals and at the device.
 const LOOK: Duration = Duration::from_millis(20);
@@ -246,7 +247,7 @@ fn usage(error: StartError) -> anyhow::Error {
 fn serve(loaded: Loaded, group: Option<Arc<Group>>) -> anyhow::Result<()> {
     let signals = Signals::listen()?;
     let options = Options { key: std::env::var(KEY_VARIABLE).ok(), ..Options::default() };
-    let insecure = loaded.config.serve.insecure;
+    let (insecure, form) = (loaded.config.serve.insecure, loaded.config.serve.log_format);
     let factory = factory_together(loaded.config.clone(), group);
     let server = Server::start(loaded, options, Box::new(factory)).map_err(usage)?;
     let keys = match (server.keys(), insecure) {
@@ -256,7 +257,11 @@ fn serve(loaded: Loaded, group: Option<Arc<Group>>) -> anyhow::Result<()> {
         (count, _) => format!("{count} keys"),
     };
     let (address, names, state) = (server.address(), server.names().join(", "), server.state().display());
-    tell(format_args!("http://{address}: {names}, {keys}, state in {state}"));
+    let line = format!("http://{address}: {names}, {keys}, state in {state}");
+    match form {
+        LogFormat::Text => tell(line),
+        LogFormat::Json => tracing::info!("{line}"),
+    }
     let mut warm = false;
     while signals.count() == 0 && !server.has_failed() {
         if !warm && server.health().now() == Condition::Ready {
@@ -278,10 +283,12 @@ fn serve(loaded: Loaded, group: Option<Arc<Group>>) -> anyhow::Result<()> {
     let heard = signals.count();
     match server.end(|| signals.count() > heard.max(1)) {
         0 => Ok(()),
-        code => {
-            let cut = "the time to end was up: the next start goes on";
-            Err(Ended { code, why: health.failure().unwrap_or_else(|| cut.into()) }.into())
+        CUT => {
+            tell("error: the time to end was up: the next start goes on");
+            // The device's thread still runs.
+            end_process(CUT.into())
         }
+        code => Err(Ended { code, why: health.failure().unwrap_or_else(|| "a thread of the server failed".into()) }.into()),
     }
 }
 

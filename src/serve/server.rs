@@ -29,7 +29,10 @@ use crate::config::{Loaded, Serve};
 /// Exit codes of a server.
 const DRAINED: u8 = 0;
 const FAILED: u8 = 1;
-const CUT: u8 = 130;
+/// Of a server whose work was not done in time.
+pub const CUT: u8 = 130;
+/// Threads that wait for disks.
+const BLOCKING: usize = 64;
 /// Between two looks at the threads that end.
 const LOOK: Duration = Duration::from_millis(5);
 
@@ -94,6 +97,7 @@ impl Server {
         }
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
+            .max_blocking_threads(BLOCKING)
             .thread_name("http")
             .enable_all()
             .build()

@@ -211,7 +211,9 @@ fn a_remix_takes_what_it_does_not_say_from_its_source() {
     site.wait(&source);
     let remix = site.send("POST", &path, Some(&json!({"prompt": "steps=2"}))).json();
     assert_eq!(remix["remixed_from_video_id"], json!(source));
-    for (key, value) in [("size", json!("64x64")), ("num_frames", json!(9)), ("seed", json!(7)), ("prompt", json!("steps=2"))] {
+    for (key, value) in
+        [("size", json!("64x64")), ("num_frames", json!(9)), ("seed", json!(7)), ("prompt", json!("steps=2"))]
+    {
         assert_eq!(remix[key], value, "{key}");
     }
     let running = site.create("steps=1000 ms=20");
@@ -297,7 +299,10 @@ fn the_server_ends_with_its_work_kept() {
     assert!(since.elapsed() < Duration::from_secs(2), "{:?}", since.elapsed());
     let site = Site::at(folder.path().join("state"), &["drain=finish", "drain_timeout=100ms"], Default::default());
     for id in [&running, &waiting] {
-        assert!(["queued", "in_progress"].contains(&site.get(&format!("/v1/videos/{id}")).json()["status"].as_str().unwrap()));
+        assert!(
+            ["queued", "in_progress"]
+                .contains(&site.get(&format!("/v1/videos/{id}")).json()["status"].as_str().unwrap())
+        );
     }
     crate::scripted::until("it to run", || site.get("/v1/queue").json()["running"] == json!([running]));
     // It is to be finished, which takes longer than it may.
@@ -351,7 +356,10 @@ fn a_request_costs_little() {
     }
     let (half, most) = (quantile(&mut times, 0.5), quantile(&mut times, 0.99));
     eprintln!("overhead of a request: p50 {half:?}, p99 {most:?}");
-    assert!(half < Duration::from_millis(20 * slower()) && most < Duration::from_millis(60 * slower()), "{half:?}, {most:?}");
+    assert!(
+        half < Duration::from_millis(20 * slower()) && most < Duration::from_millis(60 * slower()),
+        "{half:?}, {most:?}"
+    );
     let metrics = site.get("/metrics").text();
     assert!(metrics.contains("ltx2_overhead_seconds_count 60"), "{metrics}");
     site.end();

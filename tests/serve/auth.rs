@@ -36,7 +36,9 @@ fn every_endpoint_but_probes_and_the_page_wants_a_key() {
             if open.contains(&path.as_str()) {
                 continue;
             }
-            for wrong in [None, Some("Bearer key-of-ann"), Some("Bearer "), Some("Basic key-of-anna"), Some("key-of-anna")] {
+            for wrong in
+                [None, Some("Bearer key-of-ann"), Some("Bearer "), Some("Basic key-of-anna"), Some("key-of-anna")]
+            {
                 let headers: Vec<(&str, &str)> = wrong.iter().map(|value| ("authorization", *value)).collect();
                 let answer = client.ask(&method.to_uppercase(), &asked, &headers);
                 assert_eq!(answer.error(), (401, "invalid_api_key".into(), None), "{method} {path} {wrong:?}");

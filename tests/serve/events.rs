@@ -122,7 +122,10 @@ fn the_first_byte_of_a_stream_comes_at_once() {
         .collect();
     let (half, most) = (quantile(&mut times, 0.5), quantile(&mut times, 0.99));
     eprintln!("first byte of a stream: p50 {half:?}, p99 {most:?}");
-    assert!(half < Duration::from_millis(5 * slower()) && most < Duration::from_millis(50 * slower()), "{half:?}, {most:?}");
+    assert!(
+        half < Duration::from_millis(5 * slower()) && most < Duration::from_millis(50 * slower()),
+        "{half:?}, {most:?}"
+    );
     site.send("DELETE", &format!("/v1/videos/{id}"), None);
     site.end();
 }

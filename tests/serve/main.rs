@@ -6,12 +6,23 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod api;
+mod auth;
+mod container;
 mod crash;
 mod disk;
+mod events;
+mod figures;
+mod guide;
 mod jobs;
+mod limits;
 mod load;
+mod malformed;
 mod nano;
+mod paths;
+mod recorded;
 mod scripted;
+mod site;
 
 fn main() -> std::process::ExitCode {
     support::harness::main()

@@ -143,10 +143,17 @@ fn fields_that_are_wrong_are_named() {
         let (_, code, param) = answer.error();
         let shown = value.to_string();
         let shown = shown.get(..60).unwrap_or(&shown);
-        assert!(param.as_deref().is_some_and(|param| param.starts_with(field)), "{field} {shown}: {code} {param:?} {}", answer.text());
+        assert!(
+            param.as_deref().is_some_and(|param| param.starts_with(field)),
+            "{field} {shown}: {code} {param:?} {}",
+            answer.text()
+        );
     }
     let body = json!({"size": "64x64"});
-    assert_eq!(site.send("POST", "/v1/videos", Some(&body)).error(), (400, "missing_prompt".into(), Some("prompt".into())));
+    assert_eq!(
+        site.send("POST", "/v1/videos", Some(&body)).error(),
+        (400, "missing_prompt".into(), Some("prompt".into()))
+    );
     assert_eq!(std::fs::read_dir(site.state.join("jobs")).expect("a folder").count(), 0);
     site.end();
 }
@@ -177,7 +184,9 @@ fn pictures_that_are_bombs_or_something_else() {
     let site = Site::new(&[]);
     let polyglot = b"GIF89a/*\x00\x00*/=1;//<svg onload=alert(1)>".to_vec();
     let pdf = b"%PDF-1.7\n\x89PNG\r\n\x1a\n".to_vec();
-    for (what, bytes) in [("a bomb", bomb()), ("a polyglot", polyglot), ("another", pdf), ("an empty head", b"\x89PNG".to_vec())] {
+    for (what, bytes) in
+        [("a bomb", bomb()), ("a polyglot", polyglot), ("another", pdf), ("an empty head", b"\x89PNG".to_vec())]
+    {
         let mut form = b"--b\r\ncontent-disposition: form-data; name=\"prompt\"\r\n\r\na\r\n--b\r\n\
             content-disposition: form-data; name=\"input_reference\"; filename=\"a.png\"\r\ncontent-type: image/png\r\n\r\n"
             .to_vec();
@@ -257,11 +266,15 @@ fn what_is_no_http() {
 fn queries_and_headers_that_are_wrong() {
     let site = Site::new(&[]);
     let mut client = site.client();
-    for query in ["limit=a", "limit=-1", "after=%ff", "order=%00", "status[]=a", "x=1", "limit=1&limit=1", "after=../..", "%"] {
+    for query in
+        ["limit=a", "limit=-1", "after=%ff", "order=%00", "status[]=a", "x=1", "limit=1&limit=1", "after=../..", "%"]
+    {
         let answer = client.get(&format!("/v1/videos?{query}"));
         assert_eq!(answer.error().0, 400, "{query}");
     }
-    for (name, value) in [("traceparent", "x"), ("range", "bytes=a"), ("if-none-match", "\u{7f}"), ("accept", "application/binary")] {
+    for (name, value) in
+        [("traceparent", "x"), ("range", "bytes=a"), ("if-none-match", "\u{7f}"), ("accept", "application/binary")]
+    {
         let answer = client.ask("GET", "/v1/videos", &[(name, value)]);
         assert!(answer.status == 200 || answer.status == 400, "{name}");
     }

@@ -16,12 +16,32 @@ fn what_is_no_id_is_no_video() {
     let far = "a".repeat(4000);
     let mut client = site.client();
     for id in [
-        "..", "%2e%2e", "%2e%2e%2fsecret", "..%2f..%2fsecret", "%00", "video_%00", "%2fetc%2fpasswd", "C:%5Cx", "%5C%5Chost%5Cx",
-        "video_", "video_..%2f..%2fsecret", "video_8zzzzzzzzzzzzzzzzzzzzzzzzz", &upper, &long, &far, "video_01k9zzzzzzzzzzzzzzzzzzzzz%0a",
-        "%ff%fe", "video_0１k9zzzzzzzzzzzzzzzzzzzzzz",
+        "..",
+        "%2e%2e",
+        "%2e%2e%2fsecret",
+        "..%2f..%2fsecret",
+        "%00",
+        "video_%00",
+        "%2fetc%2fpasswd",
+        "C:%5Cx",
+        "%5C%5Chost%5Cx",
+        "video_",
+        "video_..%2f..%2fsecret",
+        "video_8zzzzzzzzzzzzzzzzzzzzzzzzz",
+        &upper,
+        &long,
+        &far,
+        "video_01k9zzzzzzzzzzzzzzzzzzzzz%0a",
+        "%ff%fe",
+        "video_0１k9zzzzzzzzzzzzzzzzzzzzzz",
     ] {
         for (method, end) in [
-            ("GET", ""), ("DELETE", ""), ("POST", "/cancel"), ("GET", "/content"), ("HEAD", "/content"), ("GET", "/events"),
+            ("GET", ""),
+            ("DELETE", ""),
+            ("POST", "/cancel"),
+            ("GET", "/content"),
+            ("HEAD", "/content"),
+            ("GET", "/events"),
             ("GET", "/content?variant=sidecar"),
         ] {
             let answer = client.ask(method, &format!("/v1/videos/{id}{end}"), &[]);
@@ -32,7 +52,8 @@ fn what_is_no_id_is_no_video() {
             assert!(!answer.text().contains("secret"));
         }
     }
-    for path in ["/../secret", "/v1/../../secret", "//etc/passwd", "/v1/videos/%2e%2e/content", "/jobs", "/state/lock"] {
+    for path in ["/../secret", "/v1/../../secret", "//etc/passwd", "/v1/videos/%2e%2e/content", "/jobs", "/state/lock"]
+    {
         let answer = client.get(path);
         assert_eq!(answer.status, 404, "{path}");
     }

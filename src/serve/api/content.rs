@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use axum::Extension;
 use axum::body::Body;
-use axum::extract::{Path, RawQuery, State};
+use axum::extract::{RawQuery, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use tokio::io::AsyncReadExt;
@@ -16,7 +16,7 @@ use tokio_util::io::ReaderStream;
 
 use super::errors::internal;
 use super::guard::About;
-use super::videos::{id_of, parameters};
+use super::videos::{Id, parameters};
 use super::{App, blocking};
 use crate::serve::error::ApiError;
 use crate::serve::id::VideoId;
@@ -63,11 +63,10 @@ impl Source {
 pub(super) async fn content(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
-    Path(id): Path<String>,
+    Id(id): Id,
     RawQuery(query): RawQuery,
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
-    let id = id_of(&id)?;
     let asked = parameters(query.as_deref(), &["variant"])?;
     let name = asked.first().map_or("video", |(_, value)| value.as_str());
     let variant = Variant::named(name).ok_or_else(|| {
@@ -125,7 +124,6 @@ fn respond(source: Source, id: &VideoId, variant: Variant, asked: &HeaderMap) ->
         (header::CONTENT_TYPE, variant.media_type().into()),
         (header::CONTENT_DISPOSITION, format!("inline; filename=\"{id}.{extension}\"")),
         (HeaderName::from_static("cross-origin-resource-policy"), "same-origin".into()),
-        (header::CONTENT_SECURITY_POLICY, "default-src 'none'; sandbox".into()),
     ];
     let mut response = if matches(asked, &header::IF_NONE_MATCH, &tag) {
         StatusCode::NOT_MODIFIED.into_response()

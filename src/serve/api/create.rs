@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use axum::Extension;
 use axum::body::Bytes;
-use axum::extract::{FromRequest, Multipart, Path, Request, State};
+use axum::extract::{FromRequest, Multipart, Request, State};
 use axum::http::{HeaderMap, HeaderValue, header};
 use axum::response::Response;
 
 use super::errors::internal;
 use super::guard::traceparent;
-use super::videos::{answer, id_of};
+use super::videos::{Id, answer};
 use super::{App, BODY_PATIENCE, blocking};
 use crate::serve::body::Exchange;
 use crate::serve::error::ApiError;
@@ -58,10 +58,10 @@ pub(super) async fn extend(
 pub(super) async fn remix(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
-    Path(id): Path<String>,
+    Id(id): Id,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let source = finished(&app, &caller, &id_of(&id)?)?;
+    let source = finished(&app, &caller, &id)?;
     submit(&app, caller, request, Kind::Remix(source)).await.map(|video| accepted(&video))
 }
 

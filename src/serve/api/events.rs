@@ -14,11 +14,11 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::Extension;
 use axum::body::{Body, Bytes};
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
@@ -27,7 +27,7 @@ use tokio_stream::wrappers::ReceiverStream;
 
 use super::App;
 use super::guard::About;
-use super::videos::{id_of, queue_object};
+use super::videos::{Id, queue_object};
 use crate::serve::error::ApiError;
 use crate::serve::id::VideoId;
 use crate::serve::job::{Progress, Snapshot, State as JobState};
@@ -121,9 +121,8 @@ impl Stream {
 pub(super) async fn of_video(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
-    Path(id): Path<String>,
+    Id(id): Id,
 ) -> Result<Response, ApiError> {
-    let id = id_of(&id)?;
     let changes = app.jobs.watch(&caller, &id)?;
     let (stream, mut response) = Stream::open(&app)?;
     response.extensions_mut().insert(About(id.to_string()));
@@ -201,8 +200,7 @@ impl Board {
             running.into_iter().chain(waiting).map(|job| (job.accepted.id.clone(), job)).collect();
         // Those that came and ended between two rounds.
         let query = ListQuery { after: self.newest.clone(), limit: NEW, descending: false, state: None };
-        let new = if self.newest.is_some() { app.jobs.list(&self.caller, &query).jobs } else { Vec::new() };
-        for job in new {
+        for job in app.jobs.list(&self.caller, &query).jobs {
             now.entry(job.accepted.id.clone()).or_insert(job);
         }
         let gone: Vec<VideoId> = self.told.keys().filter(|id| !now.contains_key(id)).cloned().collect();
@@ -246,13 +244,16 @@ async fn tell_queue(mut stream: Stream, caller: Caller) {
         return;
     }
     loop {
-        for (name, data) in board.round(&stream.app) {
+        let since = Instant::now();
+        let events = board.round(&stream.app);
+        let took = since.elapsed();
+        for (name, data) in events {
             if !stream.event(name, &data).await {
                 return;
             }
         }
-        // At most ten rounds a second, whatever happens in between.
-        tokio::time::sleep(ROUND).await;
+        // At most ten rounds a second, whatever happens in between; fewer where a long queue makes them dear.
+        tokio::time::sleep(ROUND.max(20 * took)).await;
         match stream.next(&mut changes).await {
             Next::Change => {}
             Next::End => return,

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use axum::Json;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -31,8 +32,11 @@ pub(super) async fn list(State(app): State<Arc<App>>) -> Json<Value> {
     Json(json!({"object": "list", "data": cards}))
 }
 
-pub(super) async fn get(State(app): State<Arc<App>>, Path(name): Path<String>) -> Result<Json<Value>, ApiError> {
-    let known = app.names.iter().find(|known| **known == name);
+pub(super) async fn get(
+    State(app): State<Arc<App>>,
+    name: Result<Path<String>, PathRejection>,
+) -> Result<Json<Value>, ApiError> {
+    let known = app.names.iter().find(|known| name.as_ref().is_ok_and(|name| **known == name.0));
     let missing = || ApiError::new(404, "model_not_found", "there is no such model; /v1/models lists the names");
     known.map(|name| Json(json!(card(&app, name)))).ok_or_else(missing)
 }

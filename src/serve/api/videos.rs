@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use axum::extract::{Path, RawQuery, State};
+use axum::extract::{FromRequestParts, Path, RawQuery, State};
+use axum::http::request::Parts;
 use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
@@ -23,8 +24,15 @@ const PAGE: usize = 20;
 const LONGEST_PAGE: usize = 100;
 
 /// The id in a path; other text is a video that is not there.
-pub(super) fn id_of(text: &str) -> Result<VideoId, ApiError> {
-    VideoId::parse(text).ok_or_else(ApiError::video_not_found)
+pub(super) struct Id(pub(super) VideoId);
+
+impl<S: Send + Sync> FromRequestParts<S> for Id {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let text = Path::<String>::from_request_parts(parts, state).await.ok();
+        text.and_then(|text| VideoId::parse(&text)).map(Id).ok_or_else(ApiError::video_not_found)
+    }
 }
 
 /// A video as an answer.
@@ -42,17 +50,16 @@ pub(super) fn answer(snapshot: &Snapshot) -> Response {
 pub(super) async fn get(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
-    Path(id): Path<String>,
+    Id(id): Id,
 ) -> Result<Response, ApiError> {
-    app.jobs.get(&caller, &id_of(&id)?).map(|snapshot| answer(&snapshot))
+    app.jobs.get(&caller, &id).map(|snapshot| answer(&snapshot))
 }
 
 pub(super) async fn cancel(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
-    Path(id): Path<String>,
+    Id(id): Id,
 ) -> Result<Response, ApiError> {
-    let id = id_of(&id)?;
     let jobs = Arc::clone(&app.jobs);
     blocking(move || jobs.cancel(&caller, &id)).await.map(|snapshot| answer(&snapshot))
 }
@@ -60,9 +67,8 @@ pub(super) async fn cancel(
 pub(super) async fn delete(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
-    Path(id): Path<String>,
+    Id(id): Id,
 ) -> Result<Response, ApiError> {
-    let id = id_of(&id)?;
     let (jobs, gone) = (Arc::clone(&app.jobs), id.clone());
     blocking(move || jobs.delete(&caller, &gone)).await?;
     let mut response = Json(json!({"id": id, "object": "video.deleted", "deleted": true})).into_response();

@@ -1,5 +1,9 @@
 //! Requests, good and bad.
 
+mod files;
+mod refused;
+mod taken;
+
 use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
@@ -29,7 +33,7 @@ impl Server {
         Server { fields, folder }
     }
 
-    fn take(&self, form: Form, endpoint: Endpoint) -> Result<Accepted, ApiError> {
+    pub(super) fn take(&self, form: Form, endpoint: Endpoint) -> Result<Accepted, ApiError> {
         self.fields.accept(form, endpoint, &Caller { name: "me".into(), sees_all: false })
     }
 

@@ -1,0 +1,103 @@
+//! `ltx2 serve` as its user starts and ends it.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::scripted::quick_folder;
+use crate::site::Client;
+use crate::support::needs;
+
+fn serve(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ltx2"));
+    command.args(["serve", "-c", "nano"]).args(arguments).env_remove("LTX2_API_KEY").stderr(Stdio::piped());
+    command
+}
+
+/// Mistakes of the command line end with code 2 and one line that says what to do, before a model is looked for.
+#[needs(nothing)]
+fn mistakes_are_told_before_anything_starts() {
+    let state = quick_folder();
+    let keys = state.path().join("keys");
+    std::fs::write(&keys, "anna:key-of-anna").expect("written");
+    let keys = keys.to_string_lossy().into_owned();
+    let state = state.path().join("state").to_string_lossy().into_owned();
+    for (arguments, said) in [
+        (&["--listen", "0.0.0.0:0"][..], "--api-key-file"),
+        (&["--listen", "nowhere"], "serve.listen"),
+        (&["--api-key-file", &keys], "chmod 600"),
+        (&["--api-key-file", "no/such/file"], "no/such/file"),
+        (&["--cors-origin", "nonsense"], "serve.cors_origin"),
+        (&["--body-limit", "12 MB"], "body_limit"),
+        (&["--warm", "64x64"], "serve.warm"),
+        (&["--warm", "65x64x9"], "--warm"),
+        (&["--queue", "0"], "serve.queue"),
+    ] {
+        let done = serve(arguments).args(["--listen", "127.0.0.1:0"].iter().filter(|_| arguments[0] != "--listen"));
+        let done = done.args(["--state", &state]).output().expect("it runs");
+        let text = String::from_utf8_lossy(&done.stderr);
+        assert_eq!(done.status.code(), Some(2), "{arguments:?}: {text}");
+        assert!(text.contains(said) && text.lines().filter(|line| line.starts_with("error: ")).count() == 1, "{text}");
+        assert!(!text.contains("key-of-anna"), "{text}");
+    }
+}
+
+/// A server of the toy model, and where it listens.
+fn start(state: &str, arguments: &[&str]) -> (Child, String, BufReader<std::process::ChildStderr>) {
+    let mut command = serve(arguments);
+    command.args(["--listen", "127.0.0.1:0", "--state", state, "--platform", "cpu", "--min-free", "0B"]);
+    let mut child = command.spawn().expect("it starts");
+    let mut lines = BufReader::new(child.stderr.take().expect("a pipe"));
+    let mut line = String::new();
+    while !line.contains("http://") {
+        line.clear();
+        assert!(lines.read_line(&mut line).expect("a line") > 0, "it ended");
+    }
+    let address = line.split("http://").nth(1).and_then(|rest| rest.split(": ").next()).expect("an address");
+    (child, address.to_string(), lines)
+}
+
+fn signal(child: &Child, signal: Signal) {
+    let id = Pid::from_raw(i32::try_from(child.id()).expect("an id")).expect("no zero");
+    kill_process(id, signal).expect("sent");
+}
+
+/// SIGHUP reads the keys again, SIGTERM drains, a second server of the same folder is refused, lines are objects if asked for.
+#[needs(cpu)]
+fn a_server_obeys_its_signals() {
+    let folder = quick_folder();
+    let state = folder.path().join("state").to_string_lossy().into_owned();
+    let keys = folder.path().join("keys");
+    let write = |text: &str| {
+        use std::os::unix::fs::PermissionsExt;
+        std::fs::write(&keys, text).expect("written");
+        std::fs::set_permissions(&keys, std::fs::Permissions::from_mode(0o600)).expect("a mode");
+    };
+    write("anna:key-of-anna");
+    let file = keys.to_string_lossy().into_owned();
+    let (mut child, address, lines) =
+        start(&state, &["--warm", "none", "--api-key-file", &file, "--log-format", "json"]);
+    let reader = std::thread::spawn(move || lines.lines().map_while(Result::ok).collect::<Vec<_>>());
+    let address = address.parse().expect("an address");
+    let ask = |key: &str| Client::to(address).with("authorization", &format!("Bearer {key}")).get("/v1/videos").status;
+    assert_eq!((ask("key-of-anna"), ask("key-of-bert")), (200, 401));
+    let second = serve(&["--listen", "127.0.0.1:0", "--state", &state, "--warm", "none"]).output().expect("it runs");
+    assert_eq!(second.status.code(), Some(1), "{}", String::from_utf8_lossy(&second.stderr));
+    assert!(String::from_utf8_lossy(&second.stderr).contains("another server"));
+    write("bert:key-of-bert");
+    signal(&child, Signal::HUP);
+    crate::scripted::until("the keys", || ask("key-of-bert") == 200);
+    assert_eq!(ask("key-of-anna"), 401);
+    let since = Instant::now();
+    signal(&child, Signal::TERM);
+    assert_eq!(child.wait().expect("it ends").code(), Some(0));
+    assert!(since.elapsed() < Duration::from_secs(20), "{:?}", since.elapsed());
+    let lines = reader.join().expect("read");
+    let objects: Vec<serde_json::Value> =
+        lines.iter().map(|line| serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line}"))).collect();
+    let access = objects.iter().find(|line| line["route"] == "/v1/videos" && line["key"] == "anna").expect("a line");
+    assert_eq!((&access["status"], &access["method"]), (&serde_json::json!(200), &serde_json::json!("GET")));
+    assert!(!lines.join("\n").contains("key-of-"));
+}
