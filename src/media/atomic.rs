@@ -10,8 +10,19 @@ use tempfile::NamedTempFile;
 use super::error::{Error, Result};
 use crate::failpoint;
 
-/// The temporary files made so far, for an end without destructors; most of them have got their names meanwhile.
+/// The temporary files that are there, for an end without destructors, among up to [`NAMED`] that have got their names meanwhile.
 static TEMPORARIES: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+/// Files that may have their names and still be listed: a server makes files for as long as it runs.
+const NAMED: usize = 64;
+
+/// Notes a temporary file.
+fn note(list: &mut Vec<PathBuf>, path: &Path) {
+    if list.len() >= NAMED {
+        list.retain(|path| path.exists());
+    }
+    list.push(path.into());
+}
 
 /// Removes temporary files that this process is writing, before it ends at once.
 pub fn remove_temporaries() {
@@ -49,7 +60,7 @@ pub(super) fn beside(path: &Path, suffix: &str) -> Result<NamedTempFile> {
         builder.permissions(std::fs::Permissions::from_mode(0o666));
     }
     let file = builder.tempfile_in(&folder).map_err(Error::io("create a temporary file in", &folder))?;
-    TEMPORARIES.lock().unwrap_or_else(PoisonError::into_inner).push(file.path().into());
+    note(&mut TEMPORARIES.lock().unwrap_or_else(PoisonError::into_inner), file.path());
     Ok(file)
 }
 
@@ -98,6 +109,18 @@ mod tests {
         assert!(under_way.path().exists());
         remove_temporaries();
         assert!(!under_way.path().exists() && path.exists());
+    }
+
+    #[test]
+    fn files_that_have_their_names_are_listed_no_longer() {
+        let folder = tempfile::tempdir().unwrap();
+        let there = folder.path().join("there");
+        std::fs::write(&there, "").unwrap();
+        let mut list = vec![there.clone()];
+        for n in 0..10 * NAMED {
+            note(&mut list, &folder.path().join(n.to_string()));
+            assert!(list.len() <= NAMED && list[0] == there, "{}", list.len());
+        }
     }
 
     /// `/dev/null`, which cannot be synchronized, stands for a disk that fails when it has to keep what it was given.

@@ -107,6 +107,14 @@ impl Process {
         command.args(["crash::a_server_that_is_told_what_to_do", "--exact"]);
         command.env("LTX2_TEST_MEMBER", "1").env("LTX2_SERVE_STATE", state).env("LTX2_SERVE_KEEP", keep.to_string());
         command.env_remove("LTX2_TEST_LOG").env_remove("LTX2_REQUIRE");
+        let made = state.join("made");
+        if !made.exists() {
+            std::fs::create_dir(&made).expect("a folder");
+            files()
+                .iter()
+                .for_each(|(variant, bytes)| std::fs::write(made.join(variant.file()), bytes).expect("written"));
+        }
+        command.env("LTX2_SERVE_FILES", made);
         if let Some(moment) = failpoint {
             command.env("LTX2_FAILPOINT", moment);
         }

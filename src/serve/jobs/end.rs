@@ -155,7 +155,12 @@ impl Jobs {
         }
         let record = end(&entry.record);
         drop(index);
-        let written = self.write(id, &record);
+        let mut written = self.write(id, &record);
+        if written.as_ref().is_err_and(is_full) && record.state == State::Failed {
+            // What was written of its video may be all that is in the way.
+            self.store.forget_run(id, false);
+            written = self.write(id, &record);
+        }
         let mut index = self.lock();
         let is_over = written.is_ok() || whatever;
         if let Some(Entry { at: At::Run(run), .. }) = index.jobs.get(id).filter(|_| record.state == State::Completed) {
@@ -164,6 +169,10 @@ impl Jobs {
             runs.get_mut(&run).into_iter().for_each(|run| run.track.end_stage(profiles));
         }
         self.settle(&mut index, id, is_over.then_some(record));
+        drop(index);
+        if self.is_over(self.store.usage()) {
+            self.ask_sweep();
+        }
         written
     }
 

@@ -39,6 +39,7 @@ impl Jobs {
         for id in &expired {
             self.expire(id);
         }
+        let is_over = self.is_over(self.store.usage());
         let mut surplus = old.len().saturating_sub(expired.len()).saturating_sub(MOST);
         for id in old.iter().filter(|id| !expired.contains(id)) {
             let usage = self.store.usage();
@@ -54,7 +55,7 @@ impl Jobs {
             if surplus > 0 {
                 surplus -= 1;
                 self.expire(id);
-            } else if !self.is_over(usage) {
+            } else if !is_over || self.has_enough(usage) {
                 break;
             } else if gives_room() && !is_young() {
                 tracing::info!(%id, "removed before its time: the disk is full");
@@ -106,6 +107,12 @@ impl Jobs {
     /// Whether the disk has too little room for another video.
     pub(super) fn is_over(&self, usage: Usage) -> bool {
         usage.free < self.settings.min_free.0 || usage.bytes > self.settings.disk.0
+    }
+
+    /// Whether so much was removed that the next video does not need another removed at once.
+    fn has_enough(&self, usage: Usage) -> bool {
+        let most = self.settings.disk.0;
+        usage.free >= self.settings.min_free.0 && usage.bytes <= most - most / 20
     }
 
     /// Frees what there is to free, for a video that is made.
