@@ -6,6 +6,7 @@ A file has the client's name and a list of checks, each with its calls in order:
   body, or form                 as sent; a form's fields in order, of files also name and type; `{png}` is the image of `png(64, 64)`
   binds                         the name that the answer's id (or a list's `last_id`) has from here on
   status, kind                  of the answer; its media type, where it is not JSON
+  says                          headers of the answer that clients act on
   answer                        shape of a JSON answer: words for types, but for the values that clients act on; by its name in `shapes`
                                 where several answers have it
   until                         asked again until the answer's status is this
@@ -20,6 +21,8 @@ from server import png
 
 # What of a request matters to a server, beside its body.
 HEADERS = ["accept", "authorization", "content-type", "idempotency-key", "range", "x-stainless-poll-helper"]
+# Headers of answers that clients act on, with their values; a poll's depend on the moment.
+SAYS = ["openai-poll-after-ms", "www-authenticate", "x-should-retry"]
 # Values that clients act on.
 KEPT = {"object", "code", "param", "type", "deleted"}
 # Objects whose keys a client does not know.
@@ -81,6 +84,9 @@ def kept_of(calls):
         if given and given.startswith("video_") and given not in names:
             names[given] = row["binds"] = f"v{len(names) + 1}"
         row |= {"status": call.status, "kind": (call.answered("content-type") or "").split(";")[0]}
+        says = {name: call.answered(name) for name in SAYS if call.answered(name)}
+        if says and not (call.method == "GET" and call.status == 200):
+            row["says"] = says
         if answer is not None and "/content" not in row["path"]:
             row["answer"] = shape(answer)
             if call.method == "GET" and answer.get("status") in ("completed", "failed"):

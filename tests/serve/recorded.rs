@@ -49,6 +49,8 @@ struct Call {
     binds: Option<String>,
     status: u16,
     kind: Option<String>,
+    #[serde(default)]
+    says: BTreeMap<String, String>,
     answer: Option<Value>,
     until: Option<String>,
 }
@@ -181,6 +183,9 @@ impl Replay<'_> {
         let wanted = call.kind.clone().unwrap_or_else(|| "application/json".into());
         if kind.as_ref() != Some(&wanted) {
             return Some(format!("content-type {kind:?}, not {wanted}"));
+        }
+        if let Some((name, wanted)) = call.says.iter().find(|(name, wanted)| answer.header(name) != Some(wanted)) {
+            return Some(format!("{name} is {:?}, not {wanted}", answer.header(name)));
         }
         let Some(shape) = &call.answer else { return None };
         let body = answer.json();
