@@ -1,11 +1,11 @@
 #!/bin/sh
 # The images of docs/guides/pipelines.md: what the toy model makes of given sound, video and prompts. The commands under them are these.
 #
-#   scripts/nano/pictures.sh [LTX2]          a binary other than target/release/ltx2
+#   scripts/nano/condition_images.sh [LTX2]          a binary other than target/release/ltx2
 set -eu
 cd "$(dirname "$0")/../.."
 ltx2=${1:-target/release/ltx2}
-out=out/pictures
+out=out/condition_images
 rm -rf $out
 mkdir -p $out
 
