@@ -100,9 +100,9 @@ fn two_distilled_passes_agree_with_the_reference() {
 #[needs(cpu, full)]
 fn two_distilled_passes_of_one_and_a_half_times_the_size_agree_with_the_reference() {
     let (case, folder) = (named("distilled_x1_5"), tempfile::tempdir().expect("a folder"));
-    let drawn = &case.scalars["upsampler"];
-    write_upsampler(folder.path(), &drawn[0], drawn[1].as_str().expect("a name"));
-    let upsampler = format!("model.upsampler={}", folder.path().display());
+    let (drawn, file) = (&case.scalars["upsampler"], folder.path().join("upsampler"));
+    write_upsampler(&file, &drawn[0], drawn[1].as_str().expect("a name"));
+    let upsampler = format!("model.upsampler={}", file.display());
     let set = ["two_stage.audio=stage_2", "two_stage.upsample=[spatial_x1_5]", &upsampler];
     let config = config(&case, "ltx2_5_distilled", &set);
     let overrides = Overrides { upsampler: config.model.upsampler.clone(), ..Overrides::default() };

@@ -1,5 +1,5 @@
-//! What is given and what is made agree in meaning: bounces fall on the beeps of a given sound, and a clip that is gone on with
-//! still does what its prompt says.
+//! Conditions of the toy world and their meaning: bounces fall on the beeps of a given sound, and a clip that is gone on with still
+//! does what its prompt says.
 
 use std::f64::consts::TAU;
 use std::path::Path;

@@ -1,23 +1,23 @@
 #!/bin/sh
-# The pictures of docs/guides/pipelines.md: what the toy model makes of given sound, video and prompts. The commands under them are these.
+# The images of docs/guides/pipelines.md: what the toy model makes of given sound, video and prompts. The commands under them are these.
 #
-#   scripts/nano/pictures.sh [LTX2]          a binary other than target/release/ltx2
+#   scripts/nano/condition_images.sh [LTX2]          a binary other than target/release/ltx2
 set -eu
 cd "$(dirname "$0")/../.."
 ltx2=${1:-target/release/ltx2}
-out=out/pictures
+out=out/condition_images
 rm -rf $out
 mkdir -p $out
 
-# make PICTURE ROW ARGUMENT…: a clip, and its row of the picture.
+# make IMAGE ROW ARGUMENT…: a clip, and its row of the image.
 make() {
-    picture=$1 row=$2
+    image=$1 row=$2
     shift 2
     "$ltx2" generate -c configs/nano.yml --platform cpu --force -o $out/$row.mp4 \
-        --save-frames $out/$picture/frames/$row --save-audio $out/$picture/sounds/$row.wav "$@"
+        --save-frames $out/$image/frames/$row --save-audio $out/$image/sounds/$row.wav "$@"
 }
 
-# sheet PICTURE: the picture of its rows, in order of their names.
+# sheet IMAGE: the image of its rows, in order of their names.
 sheet() {
     cargo run --locked --quiet ${PROFILE---release} --example contact_sheet $out/$1/frames $out/$1/sounds 2 > docs/images/$1.png
 }
