@@ -52,7 +52,7 @@ pub struct Ticket {
     is_used: bool,
 }
 
-/// What became of a request to make a video.
+/// Result of a request to make a video.
 #[derive(Clone, Debug)]
 pub enum Submitted {
     New(Snapshot),
@@ -67,7 +67,7 @@ pub struct Page {
     pub has_more: bool,
 }
 
-/// What of a list is wanted.
+/// Part of the list that is wanted.
 #[derive(Clone, Debug)]
 pub struct ListQuery {
     /// Ids behind this one, in the order of the list; it need not be there any more.
@@ -103,7 +103,7 @@ pub struct Jobs {
     pace: Pace,
     index: Mutex<Index>,
     /// A state was written, or a job came that a request waits for.
-    settled: Condvar,
+    freed: Condvar,
     /// There may be work for the device.
     work: Condvar,
     version: watch::Sender<u64>,
@@ -236,7 +236,7 @@ impl Jobs {
                     entry.is_busy = true;
                     return (index, true);
                 }
-                Some(_) => index = self.settled.wait(index).unwrap_or_else(PoisonError::into_inner),
+                Some(_) => index = self.freed.wait(index).unwrap_or_else(PoisonError::into_inner),
             }
         }
     }
@@ -259,7 +259,7 @@ impl Jobs {
                 index.tell(id);
             }
         }
-        self.settled.notify_all();
+        self.freed.notify_all();
         self.is_changed();
     }
 

@@ -7,7 +7,7 @@ pub const AHEAD: usize = 64;
 /// Jobs that may overtake one because they need no new program and no other LoRA.
 pub const OVERTAKING: usize = 4;
 
-/// What of a job its order depends on.
+/// Properties of a job that its order depends on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidate {
     /// Jobs of one shape run the same programs.
@@ -20,7 +20,7 @@ pub struct Candidate {
     pub overtaken: usize,
 }
 
-/// What the device holds.
+/// Programs and LoRAs that the device holds.
 #[derive(Clone, Debug, Default)]
 pub struct Loaded {
     /// Shapes whose programs are loaded, the last used at the end.

@@ -82,7 +82,7 @@ pub struct Stored {
     pub order: Vec<VideoId>,
     /// Whether there are steps to go on from.
     pub has_steps: bool,
-    /// What was made, where all files of a finished video are there though nothing says that it is finished.
+    /// The video, where all files of a finished one are there though nothing says that it is finished.
     pub produced: Option<Produced>,
 }
 

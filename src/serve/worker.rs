@@ -277,7 +277,7 @@ fn finish(jobs: &Jobs, mut finishing: Finishing) {
     }
 }
 
-/// What a panic said.
+/// Text of a panic.
 fn words(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(ToString::to_string);
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "it panicked".into())

@@ -63,7 +63,7 @@ fn own_settings(keep: f64) -> Serve {
     Serve { max_batch: Some(3), keep: Seconds(keep), ..settings() }
 }
 
-/// What the process of a server does.
+/// The process of a server.
 #[needs(member)]
 fn a_server_that_is_told_what_to_do() {
     let Some(state) = std::env::var_os("LTX2_SERVE_STATE").map(PathBuf::from) else { return };
@@ -169,7 +169,7 @@ impl Process {
         self.hear(Duration::from_secs(5), |_| false);
     }
 
-    /// What a later start must find.
+    /// A later start finds what was acknowledged.
     fn check(&self, state: &Path, moment: &str) {
         let folder = |id: &VideoId| state.join("jobs").join(id.as_str());
         // On the disk, as the killed one left it.

@@ -9,11 +9,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use ltx2::serve::id::VideoId;
 use ltx2::serve::job::{Stage, State};
 use ltx2::serve::jobs::Pace;
 use ltx2::serve::store::FileStore;
 
-use crate::scripted::{Server, anyone, files, listed, request, settings, until};
+use crate::scripted::{Server, anyone, files, listed, quick_folder, request, settings, until};
 use crate::support::needs;
 
 /// Runs a test of this binary with a tmpfs of so many MiB.
@@ -143,6 +144,31 @@ fn jobs_wait_for_the_room_that_stays_free() {
     drop(filler);
     assert_eq!(server.wait(&id).record.state, State::Completed);
     assert!(!server.jobs.is_short_of_disk());
+    server.stop().expect("drained");
+}
+
+/// The budget is of bytes, whatever the disk has: the oldest finished go, and a request is refused only where none may.
+#[needs(nothing)]
+fn the_oldest_videos_go_where_they_take_too_much() {
+    let state = quick_folder();
+    let mut settings = settings();
+    settings.disk.0 = 4 << 20;
+    let young = |young| Pace { young, ..Pace::default() };
+    let open = || Arc::new(FileStore::open(state.path()).expect("a store"));
+    let server = Server::with(open(), state.path(), settings.clone(), young(Duration::ZERO));
+    let made: Vec<VideoId> =
+        (0..6).map(|n| server.send(&format!("n={n} bytes=1000000"))).inspect(|id| drop(server.wait(id))).collect();
+    until("the first to go", || server.jobs.get(&anyone(), &made[0]).is_err());
+    let gone = server.jobs.get(&anyone(), &made[0]).expect_err("gone");
+    assert_eq!((gone.status, gone.code), (410, "expired"));
+    assert_eq!(server.get(&made[5]).record.state, State::Completed);
+    server.stop().expect("drained");
+
+    // Those that are young stay, and then nothing more is taken.
+    settings.disk.0 = 1 << 20;
+    let server = Server::with(open(), state.path(), settings, young(Duration::from_secs(600)));
+    assert_eq!(server.jobs.admit(&anyone()).err().expect("no room").code, "insufficient_storage");
+    assert_eq!(server.get(&made[5]).record.state, State::Completed);
     server.stop().expect("drained");
 }
 

@@ -27,13 +27,13 @@ use tempfile::TempDir;
 
 use crate::support::needs;
 
-/// What a prompt asks for.
+/// Value of a word of a prompt.
 fn word<T: std::str::FromStr>(prompt: &str, name: &str) -> Option<T> {
     let value = prompt.split_whitespace().find_map(|word| word.strip_prefix(name)?.strip_prefix('='))?;
     value.parse().ok()
 }
 
-/// What was run, for tests to look at.
+/// Runs of the device, for tests to look at.
 #[derive(Debug, Default)]
 pub struct Log {
     /// Ids of each order, with the step that it began with.
@@ -47,7 +47,7 @@ pub struct Log {
     pub released: AtomicBool,
 }
 
-/// The device.
+/// The scripted device.
 pub struct ScriptedDevice {
     log: Arc<Log>,
 }
@@ -178,7 +178,7 @@ pub fn files() -> &'static [(Variant, Vec<u8>); 4] {
             let mut bytes = Cursor::new(Vec::new());
             image::RgbImage::from_pixel(size, size, image::Rgb([9, 90, 200]))
                 .write_to(&mut bytes, image::ImageFormat::Jpeg)
-                .expect("a picture");
+                .expect("an image");
             bytes.into_inner()
         };
         [
@@ -370,7 +370,7 @@ pub fn listed(folder: &Path) -> BTreeMap<String, u64> {
     entries.map(|e| (e.file_name().to_string_lossy().into_owned(), e.metadata().map_or(0, |m| m.len()))).collect()
 }
 
-/// What the device makes is a video as the server's own recovery reads it.
+/// The device makes a video as the server's own recovery reads it.
 #[needs(nothing)]
 fn the_scripted_video_is_whole() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -144,8 +144,8 @@ impl Jobs {
         }
     }
 
-    /// Ends a job that runs; one that was cancelled meanwhile stays so. With `whatever` it has ended for this process even where the
-    /// disk takes no state any more.
+    /// Ends a job that runs; one that was cancelled meanwhile stays so. With `whatever` it has ended for this process even
+    /// where the disk takes no state any more.
     fn end(&self, id: &VideoId, end: impl Fn(&Record) -> Record, whatever: bool) -> io::Result<()> {
         let (mut index, is_there) = self.claim(self.lock(), id);
         let Some(entry) = index.jobs.get(id).filter(|_| is_there) else { return Ok(()) };

@@ -1,4 +1,4 @@
-//! What is known of jobs in memory.
+//! Jobs in memory.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
@@ -40,7 +40,7 @@ pub(super) enum At {
     Over,
 }
 
-/// A job.
+/// A job with those that watch it.
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) accepted: Arc<Accepted>,
@@ -113,6 +113,8 @@ pub(super) struct Index {
     pub(super) profiles: Profiles,
     /// Whether the disk has too little room for another video.
     pub(super) is_short: bool,
+    /// When a request last had the disk swept.
+    pub(super) swept: Option<Instant>,
     /// Why the device is gone.
     pub(super) failed: Option<String>,
     /// When the device last moved.

@@ -11,7 +11,7 @@ use crate::serve::job::{Progress, Stage};
 const SHAPES: usize = 256;
 /// Weight of the latest run in a mean.
 const LATEST: f64 = 0.3;
-/// What the stages of a run take of it, where nothing is known of its shape.
+/// Parts of a run that its stages take, where nothing is known of its shape.
 const SHARES: [(Stage, f64); 5] = [
     (Stage::TextEncoder, 0.04),
     (Stage::Denoise, 0.70),
@@ -20,7 +20,7 @@ const SHARES: [(Stage, f64); 5] = [
     (Stage::Encoding, 0.12),
 ];
 
-/// What a stage takes.
+/// Time of a stage.
 #[derive(Clone, Copy, Debug)]
 struct Cost {
     /// Seconds of a step; of a stage without steps, of all of it.

@@ -36,7 +36,7 @@ impl Jobs {
             settings,
             pace,
             index: Mutex::new(Index::default()),
-            settled: Condvar::new(),
+            freed: Condvar::new(),
             work: Condvar::new(),
             version: tokio::sync::watch::channel(0).0,
             is_draining: false.into(),

@@ -73,7 +73,7 @@ impl Jobs {
                 index = self.work.wait_timeout(index, LOOK_AGAIN).unwrap_or_else(PoisonError::into_inner).0;
                 continue;
             }
-            let Some(picked) = self.pick(&mut index) else {
+            let Some(picked) = self.choose(&mut index) else {
                 index = self.work.wait(index).unwrap_or_else(PoisonError::into_inner);
                 continue;
             };
@@ -107,7 +107,7 @@ impl Jobs {
     }
 
     /// Takes the jobs of the next order out of the queue; their states are this thread's to write.
-    fn pick(&self, index: &mut Index) -> Option<Picked> {
+    fn choose(&self, index: &mut Index) -> Option<Picked> {
         // One that is being cancelled is no longer to be had.
         let free = |place: &&Place| index.jobs.get(&place.id).is_some_and(|entry| !entry.is_busy);
         let places: Vec<Place> = index.waiting.keys().filter(free).take(schedule::AHEAD + 1).cloned().collect();

@@ -24,7 +24,8 @@ impl Drop for Ticket {
 }
 
 impl Jobs {
-    /// Holds a place in the queue, before a body is read.
+    /// Holds a place in the queue, before a body is read. On a full disk it removes what can go: not to be called where
+    /// waiting is forbidden.
     ///
     /// # Errors
     /// `queue_full`, `key_queue_full`, `draining`, `device_failed`, `insufficient_storage`.
@@ -96,7 +97,7 @@ impl Jobs {
         let snapshot = index.jobs.get(&id).map(|entry| index.snapshot(entry));
         drop(index);
         self.work.notify_all();
-        self.settled.notify_all();
+        self.freed.notify_all();
         self.is_changed();
         snapshot.map(Submitted::New).ok_or_else(ApiError::video_not_found)
     }
@@ -138,14 +139,14 @@ impl Jobs {
                 }
             }
             // The same request is being kept by another thread.
-            index = self.settled.wait(index).unwrap_or_else(PoisonError::into_inner);
+            index = self.freed.wait(index).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
     fn unname(&self, accepted: &Accepted) {
         if let Some(key) = key_of(accepted) {
             self.lock().named.remove(&key);
-            self.settled.notify_all();
+            self.freed.notify_all();
         }
     }
 
@@ -160,7 +161,7 @@ impl Jobs {
         // Under the lock, so that the device's thread does not look before and wait after.
         drop(self.lock());
         self.work.notify_all();
-        self.settled.notify_all();
+        self.freed.notify_all();
         self.ask_sweep();
         self.is_changed();
     }

@@ -1,4 +1,4 @@
-//! What goes: expired jobs, and the oldest where they take too much.
+//! Removal of jobs: expired ones, and the oldest where they take too much.
 
 use std::collections::BTreeSet;
 use std::sync::PoisonError;
@@ -126,8 +126,17 @@ impl Jobs {
         if !self.is_over(self.store.usage()) {
             return true;
         }
-        self.ask_sweep();
-        false
+        let is_due = {
+            let mut index = self.lock();
+            // Many requests at once are answered by one sweep.
+            let is_due = index.swept.is_none_or(|swept| swept.elapsed() > Duration::from_millis(200));
+            index.swept = is_due.then(Instant::now).or(index.swept);
+            is_due
+        };
+        if is_due {
+            self.sweep();
+        }
+        !self.is_over(self.store.usage())
     }
 
     /// Asks the thread in [`Jobs::sweep_for_good`] for a sweep.

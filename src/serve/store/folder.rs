@@ -110,7 +110,7 @@ impl Folder {
         }
     }
 
-    /// What is known of a name's own file or link.
+    /// Properties of a name's own file or link.
     pub(super) fn stat(&self, name: &str) -> Option<Stat> {
         rustix::fs::statat(&self.0, name, AtFlags::SYMLINK_NOFOLLOW).ok()
     }

@@ -16,7 +16,7 @@ use crate::serve::job::{Accepted, Produced, Record, State};
 pub(super) const REQUEST: &str = "request.json";
 /// The latest transition.
 pub(super) const RECORD: &str = "job.json";
-/// The batch.
+/// Ids of the batch, in order.
 pub(super) const ORDER: &str = "order.json";
 /// Prefix of folders of jobs that nobody was told of.
 pub(super) const NEW: &str = ".new-";
@@ -53,7 +53,7 @@ fn json<T: DeserializeOwned>(folder: &Folder, name: &str) -> Result<Option<T>, S
     }
 }
 
-/// What was made, where every file of it is there: each has its name only once it is whole.
+/// The video that was made, where every file of it is there: each has its name only once it is whole.
 fn produced(folder: &Folder, path: &Path) -> Option<Produced> {
     if !Variant::each().all(|variant| folder.has_file(variant.file())) {
         return None;
