@@ -288,7 +288,9 @@ fn serve(loaded: Loaded, group: Option<Arc<Group>>) -> anyhow::Result<()> {
             // The device's thread still runs.
             end_process(CUT.into())
         }
-        code => Err(Ended { code, why: health.failure().unwrap_or_else(|| "a thread of the server failed".into()) }.into()),
+        code => {
+            Err(Ended { code, why: health.failure().unwrap_or_else(|| "a thread of the server failed".into()) }.into())
+        }
     }
 }
 

@@ -142,8 +142,8 @@ impl Server {
             bodies,
             events: AtomicU64::new(1),
         });
-        let worker = begin_work(&app, factory)?;
         let router = api::router(Arc::clone(&app)).map_err(StartError::Usage)?;
+        let worker = begin_work(&app, factory)?;
         let serving = listen::serve(listener, router, options.limits, connections, connections_end.clone());
         let mut listeners = vec![runtime.spawn(serving)];
         let told = tell_health(worker.status(), Arc::clone(&app.health));

@@ -150,8 +150,13 @@ fn names_that_point_here_are_not_this_server() {
 #[needs(nothing)]
 fn other_machines_need_a_key() {
     let folder = tempfile::tempdir().expect("a folder");
+    let count = std::cell::Cell::new(0);
     let start = |keys: &[String], options: Options| {
-        let own = ["listen=0.0.0.0:0".to_string(), format!("state={}", folder.path().join("s").display())];
+        count.set(count.get() + 1);
+        let own = [
+            "listen=0.0.0.0:0".to_string(),
+            format!("state={}", folder.path().join(count.get().to_string()).display()),
+        ];
         let set = own.iter().chain(keys).map(|key| format!("serve.{key}")).collect();
         let loaded = load(&CliOverrides { files: vec!["nano".into()], set, ..CliOverrides::default() });
         Server::start(loaded.expect("a configuration"), options, Box::new(|| Err("no device".into())))

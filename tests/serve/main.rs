@@ -6,12 +6,20 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod api;
+mod auth;
+mod command;
 mod crash;
 mod disk;
+mod events;
 mod jobs;
+mod limits;
 mod load;
+mod malformed;
 mod nano;
+mod paths;
 mod scripted;
+mod site;
 
 fn main() -> std::process::ExitCode {
     support::harness::main()

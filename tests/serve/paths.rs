@@ -33,7 +33,6 @@ fn what_is_no_id_is_no_video() {
         &far,
         "video_01k9zzzzzzzzzzzzzzzzzzzzz%0a",
         "%ff%fe",
-        "video_0１k9zzzzzzzzzzzzzzzzzzzzzz",
     ] {
         for (method, end) in [
             ("GET", ""),

@@ -283,11 +283,6 @@ impl Events {
         Events { client, text: String::new(), over: false }
     }
 
-    /// Sets how long an event is waited for.
-    pub fn patience(&mut self, time: Duration) {
-        self.client.stream().set_read_timeout(Some(time)).expect("an option");
-    }
-
     /// The next block of lines; none at the end.
     pub fn block(&mut self) -> Option<String> {
         loop {
