@@ -9,7 +9,7 @@ use crate::site::{Answer, Client, Site, body};
 use crate::support::needs;
 
 fn post(client: &mut Client, kind: &str, bytes: &[u8]) -> Answer {
-    client.exchange("POST", "/v1/videos", &[("content-type", kind)], Some(bytes)).expect("an answer")
+    client.roundtrip("POST", "/v1/videos", &[("content-type", kind)], Some(bytes)).expect("an answer")
 }
 
 fn form(parts: &[(&str, &str)]) -> Vec<u8> {
@@ -184,7 +184,7 @@ fn fields_that_are_wrong_are_named() {
     site.end();
 }
 
-/// A picture of 124 bytes that says it has 10^10 pixels.
+/// An image of 124 bytes that says it has 10^10 pixels.
 fn bomb() -> Vec<u8> {
     let mut png = b"\x89PNG\r\n\x1a\n".to_vec();
     let mut chunk = |kind: &[u8], data: &[u8]| {
@@ -206,7 +206,7 @@ fn bomb() -> Vec<u8> {
 }
 
 #[needs(nothing)]
-fn pictures_that_are_bombs_or_something_else() {
+fn images_that_are_bombs_or_something_else() {
     let site = Site::new(&[]);
     let mut refusals = Refusals::of(&site);
     let polyglot = b"GIF89a/*\x00\x00*/=1;//<svg onload=alert(1)>".to_vec();
@@ -249,7 +249,7 @@ fn bodies_that_are_too_long() {
     let answer = client.answer(false).expect("an answer");
     assert_eq!((answer.error().0, answer.error().1.as_str()), (413, "body_too_large"));
     // Endpoints that take no video take no megabytes, either.
-    let cancel = site.client().exchange(
+    let cancel = site.client().roundtrip(
         "POST",
         "/v1/videos/video_00000000000000000000000000/cancel",
         &[("content-type", JSON)],
@@ -261,7 +261,7 @@ fn bodies_that_are_too_long() {
     site.end();
 }
 
-/// What is no HTTP is answered by 400 or a closed connection, and harms nobody.
+/// Bytes that are no HTTP are answered by 400 or a closed connection, and harm nobody.
 #[needs(nothing)]
 fn what_is_no_http() {
     let site = Site::new(&[]);

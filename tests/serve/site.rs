@@ -18,7 +18,7 @@ pub fn body(prompt: &str) -> Value {
     json!({"prompt": prompt, "size": "64x64", "num_frames": 9, "seed": 7})
 }
 
-/// A server.
+/// A server over HTTP on the scripted device.
 pub struct Site {
     pub server: Server,
     pub address: SocketAddr,
@@ -95,7 +95,7 @@ impl Site {
     }
 }
 
-/// What a server answered.
+/// Answer of a server.
 #[derive(Clone, Debug, Default)]
 pub struct Answer {
     pub status: u16,
@@ -133,7 +133,7 @@ impl Answer {
     }
 }
 
-/// A connection.
+/// A connection that stays open between requests.
 pub struct Client {
     stream: BufReader<TcpStream>,
     address: SocketAddr,
@@ -162,7 +162,7 @@ impl Client {
     pub fn send(&mut self, method: &str, path: &str, body: Option<&Value>) -> Answer {
         let bytes = body.map(|body| body.to_string().into_bytes());
         let kind = [("content-type", "application/json")];
-        self.exchange(method, path, if bytes.is_some() { &kind } else { &[] }, bytes.as_deref()).expect("an answer")
+        self.roundtrip(method, path, if bytes.is_some() { &kind } else { &[] }, bytes.as_deref()).expect("an answer")
     }
 
     pub fn get(&mut self, path: &str) -> Answer {
@@ -171,10 +171,10 @@ impl Client {
 
     /// A request with headers beside the usual ones.
     pub fn ask(&mut self, method: &str, path: &str, headers: &[(&str, &str)]) -> Answer {
-        self.exchange(method, path, headers, None).expect("an answer")
+        self.roundtrip(method, path, headers, None).expect("an answer")
     }
 
-    pub fn exchange(
+    pub fn roundtrip(
         &mut self,
         method: &str,
         path: &str,
