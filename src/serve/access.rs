@@ -6,9 +6,9 @@ use std::time::Instant;
 
 use serde_json::json;
 
-use super::body::Exchange;
+use super::body::Traffic;
 
-/// What is known of a request. No prompt, no key, no name of a file is in it.
+/// A request and its answer. No prompt, no key, no name of a file is in it.
 #[derive(Debug)]
 pub(super) struct Line {
     pub(super) since: Instant,
@@ -24,7 +24,7 @@ pub(super) struct Line {
     pub(super) key: String,
     pub(super) job: Option<String>,
     pub(super) peer: Option<SocketAddr>,
-    pub(super) exchange: Option<Arc<Exchange>>,
+    pub(super) traffic: Option<Arc<Traffic>>,
     pub(super) json: bool,
 }
 
@@ -40,8 +40,8 @@ impl Line {
     }
 
     fn figures(&self) -> (f64, u64, u64) {
-        let exchange = self.exchange.as_ref();
-        let bytes = exchange.map_or((0, 0), |exchange| (exchange.received(), exchange.sent()));
+        let traffic = self.traffic.as_ref();
+        let bytes = traffic.map_or((0, 0), |traffic| (traffic.received(), traffic.sent()));
         ((self.since.elapsed().as_secs_f64() * 1e4).round() / 10.0, bytes.0, bytes.1)
     }
 
@@ -103,7 +103,7 @@ mod tests {
             key: "anna".into(),
             job: None,
             peer: None,
-            exchange: None,
+            traffic: None,
             json: true,
         };
         let read: serde_json::Value = serde_json::from_str(&line.as_json()).expect("JSON");

@@ -33,7 +33,7 @@ pub(super) enum Cut {
 
 /// A request's body, as its handlers and its connection share it.
 #[derive(Debug)]
-pub(super) struct Exchange {
+pub(super) struct Traffic {
     /// Left here by the handler that did not read to the end.
     left: Mutex<Option<Incoming>>,
     cut: Mutex<Option<Cut>>,
@@ -43,7 +43,7 @@ pub(super) struct Exchange {
     sent: AtomicU64,
 }
 
-impl Exchange {
+impl Traffic {
     /// Bytes that came.
     pub(super) fn received(&self) -> u64 {
         self.received.load(Ordering::Relaxed)
@@ -64,7 +64,7 @@ impl Exchange {
         self.begun.load(Ordering::Relaxed)
     }
 
-    /// What the client is to be told if reading its body failed, where the body itself was at fault.
+    /// Answer to a client whose body could not be read, where the body itself was at fault.
     pub(super) fn fault(&self) -> Option<ApiError> {
         let cut = *self.cut.lock().unwrap_or_else(PoisonError::into_inner);
         cut.map(|cut| match cut {
@@ -80,15 +80,15 @@ impl Exchange {
 /// A request's body with its limits.
 pub(super) struct Asked {
     inner: Option<Incoming>,
-    exchange: Arc<Exchange>,
+    traffic: Arc<Traffic>,
     limits: Limits,
     /// Ends of the whole time and of the window, and the bytes that had come when the window began.
     timer: Option<(Instant, Pin<Box<Sleep>>, u64)>,
 }
 
 impl Asked {
-    pub(super) fn new(inner: Incoming, limits: Limits) -> (Self, Arc<Exchange>) {
-        let exchange = Arc::new(Exchange {
+    pub(super) fn new(inner: Incoming, limits: Limits) -> (Self, Arc<Traffic>) {
+        let traffic = Arc::new(Traffic {
             left: Mutex::default(),
             cut: Mutex::default(),
             begun: AtomicBool::new(false),
@@ -96,11 +96,11 @@ impl Asked {
             received: AtomicU64::new(0),
             sent: AtomicU64::new(0),
         });
-        (Asked { inner: Some(inner), exchange: Arc::clone(&exchange), limits, timer: None }, exchange)
+        (Asked { inner: Some(inner), traffic: Arc::clone(&traffic), limits, timer: None }, traffic)
     }
 
     fn cut(&mut self, cut: Cut) -> io::Error {
-        *self.exchange.cut.lock().unwrap_or_else(PoisonError::into_inner) = Some(cut);
+        *self.traffic.cut.lock().unwrap_or_else(PoisonError::into_inner) = Some(cut);
         match cut {
             Cut::Slow => io::ErrorKind::TimedOut.into(),
             Cut::Long => io::Error::other("the body is too long"),
@@ -111,7 +111,7 @@ impl Asked {
     fn poll_patience(&mut self, context: &mut Context<'_>) -> Poll<()> {
         let limits = self.limits;
         let now = Instant::now();
-        let received = self.exchange.received();
+        let received = self.traffic.received();
         let (end, window, before) = self
             .timer
             .get_or_insert_with(|| (now + limits.body, Box::pin(tokio::time::sleep(limits.body_window)), received));
@@ -132,13 +132,13 @@ impl hyper::body::Body for Asked {
     type Error = io::Error;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
-        self.exchange.begun.store(true, Ordering::Relaxed);
+        self.traffic.begun.store(true, Ordering::Relaxed);
         let Some(inner) = self.inner.as_mut() else { return Poll::Ready(None) };
         match Pin::new(inner).poll_frame(cx) {
             Poll::Ready(Some(Ok(frame))) => {
                 let bytes = frame.data_ref().map_or(0, Bytes::len) as u64;
-                let all = self.exchange.received.fetch_add(bytes, Ordering::Relaxed) + bytes;
-                if all > self.exchange.limit.load(Ordering::Relaxed) {
+                let all = self.traffic.received.fetch_add(bytes, Ordering::Relaxed) + bytes;
+                if all > self.traffic.limit.load(Ordering::Relaxed) {
                     return Poll::Ready(Some(Err(self.cut(Cut::Long))));
                 }
                 Poll::Ready(Some(Ok(frame)))
@@ -164,14 +164,14 @@ impl hyper::body::Body for Asked {
 impl Drop for Asked {
     fn drop(&mut self) {
         let left = self.inner.take().filter(|inner| !inner.is_end_stream());
-        *self.exchange.left.lock().unwrap_or_else(PoisonError::into_inner) = left;
+        *self.traffic.left.lock().unwrap_or_else(PoisonError::into_inner) = left;
     }
 }
 
 /// Reads what was left of a body, within bounds.
-pub(super) async fn drain(exchange: &Exchange) {
-    let left = exchange.left.lock().unwrap_or_else(PoisonError::into_inner).take();
-    let slow = *exchange.cut.lock().unwrap_or_else(PoisonError::into_inner) == Some(Cut::Slow);
+pub(super) async fn drain(traffic: &Traffic) {
+    let left = traffic.left.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let slow = *traffic.cut.lock().unwrap_or_else(PoisonError::into_inner) == Some(Cut::Slow);
     let Some(mut body) = left.filter(|_| !slow) else { return };
     let mut bytes = 0;
     let all = async {
@@ -189,7 +189,7 @@ pub(super) async fn drain(exchange: &Exchange) {
 pub(super) struct Answer {
     inner: Body,
     connection: Arc<Connection>,
-    exchange: Arc<Exchange>,
+    traffic: Arc<Traffic>,
     /// Written with the body's end.
     line: Option<Arc<Line>>,
 }
@@ -198,10 +198,10 @@ impl Answer {
     pub(super) fn of(
         response: Response,
         connection: Arc<Connection>,
-        exchange: Arc<Exchange>,
+        traffic: Arc<Traffic>,
     ) -> hyper::Response<Answer> {
         let line = response.extensions().get::<Arc<Line>>().cloned();
-        response.map(|inner| Answer { inner, connection, exchange, line })
+        response.map(|inner| Answer { inner, connection, traffic, line })
     }
 }
 
@@ -213,7 +213,7 @@ impl hyper::body::Body for Answer {
         let polled = ready!(Pin::new(&mut self.inner).poll_frame(cx));
         if let Some(Ok(frame)) = &polled {
             let bytes = frame.data_ref().map_or(0, Bytes::len) as u64;
-            self.exchange.sent.fetch_add(bytes, Ordering::Relaxed);
+            self.traffic.sent.fetch_add(bytes, Ordering::Relaxed);
         }
         Poll::Ready(polled)
     }

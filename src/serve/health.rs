@@ -16,11 +16,11 @@ pub enum Condition {
     Failed(String),
 }
 
-/// What probes are told.
+/// State of the server, as probes are told.
 #[derive(Debug)]
 pub struct Health {
     condition: watch::Sender<Condition>,
-    /// What the log and the operator are told of a failure.
+    /// A failure, as the log and the operator are told.
     failure: Mutex<Option<String>>,
     /// How long the device may stand, whatever it takes as a rule.
     patience: Duration,

@@ -29,7 +29,7 @@ use tower::ServiceExt;
 
 use super::body::{Answer, Asked, drain};
 
-/// What a connection may cost.
+/// Limits of a connection.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// From a connection's or a request's first byte to the end of its headers.
@@ -68,7 +68,7 @@ impl Default for Limits {
     }
 }
 
-/// What a connection is at.
+/// States of a connection.
 const HEADERS: u8 = 0;
 const HANDLING: u8 = 1;
 const IDLE: u8 = 2;
@@ -258,7 +258,7 @@ struct Paced {
     inner: TcpStream,
     connection: Arc<Connection>,
     limits: Limits,
-    /// What the timer of reads is for, and since when.
+    /// State that the timer of reads runs for.
     reading: u8,
     read: Pin<Box<Sleep>>,
     write: Pin<Box<Sleep>>,
@@ -309,8 +309,9 @@ impl AsyncRead for Paced {
         match Pin::new(&mut self.inner).poll_read(cx, buffer) {
             Poll::Ready(result) => {
                 // The first bytes of the next request.
-                let connection = &self.connection.at;
-                let _ = connection.compare_exchange(IDLE, HEADERS, Ordering::AcqRel, Ordering::Acquire);
+                if self.connection.at.load(Ordering::Acquire) == IDLE {
+                    self.connection.at.store(HEADERS, Ordering::Release);
+                }
                 Poll::Ready(result)
             }
             Poll::Pending => self.poll_patience(cx),

@@ -63,7 +63,7 @@ struct Phase {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Memory {
+struct MemoryLabel {
     kind: &'static str,
 }
 
@@ -98,7 +98,7 @@ pub struct Metrics {
     batch_videos: Histogram,
     overhead_seconds: Histogram,
     busy_seconds: Counter<f64, AtomicU64>,
-    device_memory: Family<Memory, Gauge>,
+    device_memory: Family<MemoryLabel, Gauge>,
     compile_seconds: Histogram,
     frames: Counter,
     video_seconds: Counter<f64, AtomicU64>,
@@ -115,7 +115,7 @@ pub struct Metrics {
     open_streams: AtomicI64,
 }
 
-/// What of the server is asked for where figures are read.
+/// Figures that are asked for when they are read.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Now {
     pub connections: usize,

@@ -1,4 +1,4 @@
-//! What clients are answered: OpenAI's objects, and what the server says beside them.
+//! Answers to clients: OpenAI's objects, and what the server says beside them.
 
 use serde_json::{Map, Value, json};
 
@@ -56,7 +56,7 @@ pub fn video(snapshot: &Snapshot) -> Value {
     })
 }
 
-/// What changes while a job runs, as its events say it.
+/// Progress of a job, as its events say it.
 pub fn progress(snapshot: &Snapshot) -> Value {
     let Snapshot { accepted, record, progress, queue_position } = snapshot;
     json!({

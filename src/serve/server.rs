@@ -36,12 +36,12 @@ const BLOCKING: usize = 64;
 /// Between two looks at the threads that end.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// What of a server is no part of its configuration.
+/// Options of a server that are no part of its configuration.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     /// A key beside those of the file, as the environment gives it.
     pub key: Option<String>,
-    /// What connections may cost.
+    /// Limits of connections.
     pub limits: Limits,
     /// How long the device may stand before the server is ill; nothing for half a minute.
     pub patience: Option<Duration>,
@@ -142,8 +142,8 @@ impl Server {
             bodies,
             events: AtomicU64::new(1),
         });
-        let worker = begin_work(&app, factory)?;
         let router = api::router(Arc::clone(&app)).map_err(StartError::Usage)?;
+        let worker = begin_work(&app, factory)?;
         let serving = listen::serve(listener, router, options.limits, connections, connections_end.clone());
         let mut listeners = vec![runtime.spawn(serving)];
         let told = tell_health(worker.status(), Arc::clone(&app.health));
@@ -184,7 +184,7 @@ impl Server {
         self.app.keys.count()
     }
 
-    /// Its jobs.
+    /// All jobs that it has.
     pub fn jobs(&self) -> &Arc<Jobs> {
         &self.app.jobs
     }

@@ -1,4 +1,4 @@
-//! What is compiled and run before a server is ready.
+//! Orders that are compiled and run before a server is ready.
 
 use serde_json::{Map, json};
 

@@ -156,14 +156,14 @@ fn json_and_forms_make_the_same_job() {
         --b\r\ncontent-disposition: form-data; name=\"num_frames\"\r\n\r\n9\r\n\
         --b\r\ncontent-disposition: form-data; name=\"seed\"\r\n\r\n7\r\n--b--\r\n";
     let kind = [("content-type", "multipart/form-data; boundary=b")];
-    let answer = site.client().exchange("POST", "/v1/videos", &kind, Some(form.as_bytes())).expect("an answer");
+    let answer = site.client().roundtrip("POST", "/v1/videos", &kind, Some(form.as_bytes())).expect("an answer");
     assert_eq!(answer.status, 200, "{}", answer.text());
     let (form, json) = (answer.json(), site.send("POST", "/v1/videos", Some(&body("steps=1"))).json());
     for key in ["prompt", "size", "num_frames", "seed", "fps", "pipeline", "steps", "model"] {
         assert_eq!(form[key], json[key], "{key}");
     }
     let kind = [("content-type", "application/x-www-form-urlencoded")];
-    let answer = site.client().exchange("POST", "/v1/videos", &kind, Some(b"prompt=a")).expect("an answer");
+    let answer = site.client().roundtrip("POST", "/v1/videos", &kind, Some(b"prompt=a")).expect("an answer");
     assert_eq!((answer.error().0, answer.error().1.as_str()), (415, "unsupported_media_type"));
     site.end();
 }
@@ -267,7 +267,7 @@ fn the_openapi_document_is_the_routers() {
             if is_stream {
                 continue;
             }
-            let answer = client.exchange(&method.to_uppercase(), &asked, &[], None).expect("an answer");
+            let answer = client.roundtrip(&method.to_uppercase(), &asked, &[], None).expect("an answer");
             let known = item.get(method).is_some();
             assert_eq!(answer.status != 405, known, "{method} {path}: {}", answer.status);
             let found = answer.status != 404 || !["not_found"].contains(&answer.error().1.as_str());
@@ -335,7 +335,7 @@ fn a_device_that_hangs_makes_the_server_ill() {
     site.end();
 }
 
-/// What the server itself takes of a request: from its sending to `completed`, less device and encoding.
+/// Time that the server itself takes of a request: from its sending to `completed`, less device and encoding.
 #[needs(nothing)]
 fn a_request_costs_little() {
     let site = Site::new(&[]);

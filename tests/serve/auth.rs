@@ -112,7 +112,7 @@ fn pages_of_other_origins_may_not_write() {
     let own = format!("http://{}", site.address);
     let mut post = |headers: &[(&str, &str)]| {
         let headers: Vec<(&str, &str)> = headers.iter().copied().chain([kind]).collect();
-        site.client().exchange("POST", "/v1/videos", &headers, Some(text.as_bytes())).expect("an answer")
+        site.client().roundtrip("POST", "/v1/videos", &headers, Some(text.as_bytes())).expect("an answer")
     };
     for foreign in [
         &[("origin", "https://evil.example")][..],
@@ -150,8 +150,13 @@ fn names_that_point_here_are_not_this_server() {
 #[needs(nothing)]
 fn other_machines_need_a_key() {
     let folder = tempfile::tempdir().expect("a folder");
+    let count = std::cell::Cell::new(0);
     let start = |keys: &[String], options: Options| {
-        let own = ["listen=0.0.0.0:0".to_string(), format!("state={}", folder.path().join("s").display())];
+        count.set(count.get() + 1);
+        let own = [
+            "listen=0.0.0.0:0".to_string(),
+            format!("state={}", folder.path().join(count.get().to_string()).display()),
+        ];
         let set = own.iter().chain(keys).map(|key| format!("serve.{key}")).collect();
         let loaded = load(&CliOverrides { files: vec!["nano".into()], set, ..CliOverrides::default() });
         Server::start(loaded.expect("a configuration"), options, Box::new(|| Err("no device".into())))

@@ -35,8 +35,10 @@ fn mistakes_are_told_before_anything_starts() {
         (&["--warm", "65x64x9"], "--warm"),
         (&["--queue", "0"], "serve.queue"),
     ] {
-        let done = serve(arguments).args(["--listen", "127.0.0.1:0"].iter().filter(|_| arguments[0] != "--listen"));
-        let done = done.args(["--state", &state]).output().expect("it runs");
+        let listen = ["--listen", "127.0.0.1:0"];
+        let mut command = serve(arguments);
+        command.args(listen.iter().filter(|_| arguments[0] != "--listen")).args(["--state", &state]);
+        let done = command.output().expect("it runs");
         let text = String::from_utf8_lossy(&done.stderr);
         assert_eq!(done.status.code(), Some(2), "{arguments:?}: {text}");
         assert!(text.contains(said) && text.lines().filter(|line| line.starts_with("error: ")).count() == 1, "{text}");

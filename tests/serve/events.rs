@@ -37,7 +37,7 @@ fn the_queues_events_tell_of_every_video() {
     let mut events = Events::of(&site, "/v1/queue/events");
     let (name, data) = events.next().expect("the queue");
     assert_eq!((name.as_str(), &data["running"], &data["queued"]), ("queue", &json!([]), &json!([])));
-    let (slow, quick) = (site.create("steps=30 ms=10"), site.create("steps=1"));
+    let (slow, quick) = (site.create("steps=60 ms=10"), site.create("steps=1"));
     let cancelled = site.create("steps=1 n=2");
     site.send("POST", &format!("/v1/videos/{cancelled}/cancel"), None);
     let deleted = site.create("steps=1 n=3");

@@ -87,8 +87,11 @@ fn a_slow_body_is_told_so() {
                 std::thread::sleep(pause);
             }
         });
+        let since = Instant::now();
         let answer = client.answer(false).expect("an answer");
         assert_eq!((answer.error().0, answer.error().1.as_str()), (408, "request_timeout"), "{what}");
+        // By its rate: the time for a whole body is not up yet.
+        assert!(since.elapsed() < Duration::from_millis(1500), "{what}: {:?}", since.elapsed());
         over.store(true, Ordering::Relaxed);
         sending.join().expect("ended");
     }

@@ -8,6 +8,7 @@ mod support;
 
 mod api;
 mod auth;
+mod command;
 mod container;
 mod crash;
 mod disk;

@@ -31,7 +31,7 @@ pub fn started(state: &Path, keys: &[&str], options: Options, device: impl Devic
     server
 }
 
-/// A server.
+/// A server over HTTP on the scripted device.
 pub struct Site {
     pub server: Server,
     pub address: SocketAddr,
@@ -102,7 +102,7 @@ impl Site {
     }
 }
 
-/// What a server answered.
+/// Answer of a server.
 #[derive(Clone, Debug, Default)]
 pub struct Answer {
     pub status: u16,
@@ -140,7 +140,7 @@ impl Answer {
     }
 }
 
-/// A connection.
+/// A connection that stays open between requests.
 pub struct Client {
     stream: BufReader<TcpStream>,
     address: SocketAddr,
@@ -169,7 +169,7 @@ impl Client {
     pub fn send(&mut self, method: &str, path: &str, body: Option<&Value>) -> Answer {
         let bytes = body.map(|body| body.to_string().into_bytes());
         let kind = [("content-type", "application/json")];
-        self.exchange(method, path, if bytes.is_some() { &kind } else { &[] }, bytes.as_deref()).expect("an answer")
+        self.roundtrip(method, path, if bytes.is_some() { &kind } else { &[] }, bytes.as_deref()).expect("an answer")
     }
 
     pub fn get(&mut self, path: &str) -> Answer {
@@ -178,10 +178,10 @@ impl Client {
 
     /// A request with headers beside the usual ones.
     pub fn ask(&mut self, method: &str, path: &str, headers: &[(&str, &str)]) -> Answer {
-        self.exchange(method, path, headers, None).expect("an answer")
+        self.roundtrip(method, path, headers, None).expect("an answer")
     }
 
-    pub fn exchange(
+    pub fn roundtrip(
         &mut self,
         method: &str,
         path: &str,
@@ -288,11 +288,6 @@ impl Events {
         let head = client.answer_head().expect("a head");
         assert_eq!((head.status, head.header("content-type")), (200, Some("text/event-stream")));
         Events { client, text: String::new(), over: false }
-    }
-
-    /// Sets how long an event is waited for.
-    pub fn patience(&mut self, time: Duration) {
-        self.client.stream().set_read_timeout(Some(time)).expect("an option");
     }
 
     /// The next block of lines; none at the end.

@@ -130,7 +130,7 @@ fn respond(source: Source, id: &VideoId, variant: Variant, asked: &HeaderMap) ->
     } else {
         match wanted(asked, &tag, length) {
             Wanted::All => part(source, 0..length, StatusCode::OK)?,
-            Wanted::Part(range) => {
+            Wanted::Range(range) => {
                 let place = format!("bytes {}-{}/{length}", range.start, range.end - 1);
                 with(part(source, range, StatusCode::PARTIAL_CONTENT)?, header::CONTENT_RANGE, &place)
             }
@@ -169,11 +169,11 @@ fn matches(asked: &HeaderMap, name: &HeaderName, tag: &str) -> bool {
     })
 }
 
-/// What of a file is wanted.
+/// Share of a file that is wanted.
 #[derive(Debug, PartialEq, Eq)]
 enum Wanted {
     All,
-    Part(Range<u64>),
+    Range(Range<u64>),
     Beyond,
 }
 
@@ -199,7 +199,7 @@ fn wanted(asked: &HeaderMap, tag: &str, length: u64) -> Wanted {
     match range {
         None => Wanted::All,
         Some(range) if range.start >= range.end => Wanted::Beyond,
-        Some(range) => Wanted::Part(range),
+        Some(range) => Wanted::Range(range),
     }
 }
 
@@ -214,12 +214,12 @@ mod tests {
     #[test]
     fn ranges_are_read_as_the_standard_has_them() {
         let range = |text: &str| wanted(&asking(&[(header::RANGE, text)]), "\"t\"", 100);
-        assert_eq!(range("bytes=0-0"), Wanted::Part(0..1));
-        assert_eq!(range("bytes=10-"), Wanted::Part(10..100));
-        assert_eq!(range("bytes=-10"), Wanted::Part(90..100));
-        assert_eq!(range("bytes=-1000"), Wanted::Part(0..100));
-        assert_eq!(range("bytes=90-1000"), Wanted::Part(90..100));
-        assert_eq!(range("bytes=0-99999999999999999999999"), Wanted::Part(0..100));
+        assert_eq!(range("bytes=0-0"), Wanted::Range(0..1));
+        assert_eq!(range("bytes=10-"), Wanted::Range(10..100));
+        assert_eq!(range("bytes=-10"), Wanted::Range(90..100));
+        assert_eq!(range("bytes=-1000"), Wanted::Range(0..100));
+        assert_eq!(range("bytes=90-1000"), Wanted::Range(90..100));
+        assert_eq!(range("bytes=0-99999999999999999999999"), Wanted::Range(0..100));
         assert_eq!(range("bytes=100-"), Wanted::Beyond);
         assert_eq!(range("bytes=99999999999999999999-"), Wanted::Beyond);
         assert_eq!(range("bytes=-0"), Wanted::Beyond);
@@ -227,7 +227,7 @@ mod tests {
             assert_eq!(range(all), Wanted::All, "{all}");
         }
         let part = |tag| wanted(&asking(&[(header::RANGE, "bytes=0-0"), (header::IF_RANGE, tag)]), "\"t\"", 100);
-        assert_eq!((part("\"t\""), part("\"u\"")), (Wanted::Part(0..1), Wanted::All));
+        assert_eq!((part("\"t\""), part("\"u\"")), (Wanted::Range(0..1), Wanted::All));
     }
 
     #[test]

@@ -12,7 +12,7 @@ use super::errors::internal;
 use super::guard::traceparent;
 use super::videos::{Id, answer};
 use super::{App, BODY_PATIENCE, blocking};
-use crate::serve::body::Exchange;
+use crate::serve::body::Traffic;
 use crate::serve::error::ApiError;
 use crate::serve::fields::{Endpoint, Source, source_video};
 use crate::serve::form::Form;
@@ -21,9 +21,9 @@ use crate::serve::job::{Accepted, Snapshot, State as JobState};
 use crate::serve::jobs::{Caller, Submitted, Ticket};
 use crate::serve::store::Variant;
 
-/// What kind of video is asked for.
+/// Endpoints that take a request into the queue.
 #[derive(Clone, Debug)]
-pub(super) enum Kind {
+pub(super) enum RequestKind {
     Create,
     /// Of a finished video.
     Remix(Arc<Accepted>),
@@ -36,7 +36,7 @@ pub(super) async fn create(
     Extension(caller): Extension<Caller>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    submit(&app, caller, request, Kind::Create).await.map(|video| accepted(&video))
+    submit(&app, caller, request, RequestKind::Create).await.map(|video| accepted(&video))
 }
 
 pub(super) async fn edit(
@@ -44,7 +44,7 @@ pub(super) async fn edit(
     Extension(caller): Extension<Caller>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    submit(&app, caller, request, Kind::Edit).await.map(|video| accepted(&video))
+    submit(&app, caller, request, RequestKind::Edit).await.map(|video| accepted(&video))
 }
 
 pub(super) async fn extend(
@@ -52,7 +52,7 @@ pub(super) async fn extend(
     Extension(caller): Extension<Caller>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    submit(&app, caller, request, Kind::Extend).await.map(|video| accepted(&video))
+    submit(&app, caller, request, RequestKind::Extend).await.map(|video| accepted(&video))
 }
 
 pub(super) async fn remix(
@@ -62,7 +62,7 @@ pub(super) async fn remix(
     request: Request,
 ) -> Result<Response, ApiError> {
     let source = finished(&app, &caller, &id)?;
-    submit(&app, caller, request, Kind::Remix(source)).await.map(|video| accepted(&video))
+    submit(&app, caller, request, RequestKind::Remix(source)).await.map(|video| accepted(&video))
 }
 
 /// The answer to a request that was taken.
@@ -85,15 +85,20 @@ fn finished(app: &App, caller: &Caller, id: &VideoId) -> Result<Arc<Accepted>, A
 }
 
 /// Takes a request into the queue: places first, then its body, then its fields. What is refused leaves nothing behind.
-pub(super) async fn submit(app: &Arc<App>, caller: Caller, request: Request, kind: Kind) -> Result<Snapshot, ApiError> {
+pub(super) async fn submit(
+    app: &Arc<App>,
+    caller: Caller,
+    request: Request,
+    kind: RequestKind,
+) -> Result<Snapshot, ApiError> {
     let key = idempotency_key(request.headers())?;
     let trace = traceparent(request.headers());
     let (jobs, asking) = (Arc::clone(&app.jobs), caller.clone());
     let ticket = blocking(move || jobs.admit(&asking)).await.inspect_err(|error| app.metrics.refused(error.code))?;
-    let exchange = request.extensions().get::<Arc<Exchange>>().cloned();
-    if let Some(exchange) = &exchange {
+    let traffic = request.extensions().get::<Arc<Traffic>>().cloned();
+    if let Some(traffic) = &traffic {
         let limit = app.serve.body_limit.0;
-        exchange.limit(limit);
+        traffic.limit(limit);
         let length = request.headers().get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok());
         if length.is_some_and(|length| length.parse::<u64>().is_ok_and(|bytes| bytes > limit)) {
             let message = format!("the body may have {limit} bytes");
@@ -105,10 +110,10 @@ pub(super) async fn submit(app: &Arc<App>, caller: Caller, request: Request, kin
         let _place = place
             .map_err(|_| ApiError::new(503, "busy", "too many requests are read at once").retry_after(2))?
             .map_err(internal)?;
-        read(app, request).await.map_err(|error| exchange.and_then(|exchange| exchange.fault()).unwrap_or(error))?
+        read(app, request).await.map_err(|error| traffic.and_then(|traffic| traffic.fault()).unwrap_or(error))?
     };
     let source = match kind {
-        Kind::Edit | Kind::Extend => source_video(&form)?.map(|id| finished(app, &caller, &id)).transpose()?,
+        RequestKind::Edit | RequestKind::Extend => source_video(&form)?.map(|id| finished(app, &caller, &id)).transpose()?,
         _ => None,
     };
     let app = Arc::clone(app);
@@ -116,10 +121,10 @@ pub(super) async fn submit(app: &Arc<App>, caller: Caller, request: Request, kin
         let video = source.as_ref().map(|source| app.jobs.folder(&source.id).join(Variant::Video.file()));
         let source = source.as_ref().zip(video.as_ref()).map(|(accepted, video)| Source { accepted, video });
         let endpoint = match &kind {
-            Kind::Create => Endpoint::Create,
-            Kind::Remix(source) => Endpoint::Remix(source),
-            Kind::Edit => Endpoint::Edit(source),
-            Kind::Extend => Endpoint::Extend(source),
+            RequestKind::Create => Endpoint::Create,
+            RequestKind::Remix(source) => Endpoint::Remix(source),
+            RequestKind::Edit => Endpoint::Edit(source),
+            RequestKind::Extend => Endpoint::Extend(source),
         };
         let mut accepted = app.fields.accept(form, endpoint, &caller)?;
         accepted.idempotency_key = key;

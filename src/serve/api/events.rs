@@ -58,7 +58,7 @@ impl Drop for Stream {
     }
 }
 
-/// What a stream waits for.
+/// Reasons for which a stream goes on or ends.
 enum Next {
     Change,
     /// The client has gone, or what it watches has.
@@ -130,7 +130,7 @@ pub(super) async fn of_video(
     Ok(response)
 }
 
-/// What of a job makes its whole object worth sending again.
+/// State of a job whose change is worth its whole object.
 fn milestone(snapshot: &Snapshot) -> (JobState, u32, usize) {
     (snapshot.record.state, snapshot.record.attempts, snapshot.record.batch)
 }
@@ -167,7 +167,7 @@ pub(super) async fn of_queue(
     Ok(response)
 }
 
-/// What a stream's client knows of a job.
+/// State of a job as a stream's client knows it.
 #[derive(Clone, PartialEq)]
 struct Told {
     milestone: (JobState, u32, usize),
@@ -182,7 +182,7 @@ impl Told {
     }
 }
 
-/// What a stream of many jobs has told.
+/// Jobs as a stream has told of them.
 struct Board {
     caller: Caller,
     told: BTreeMap<VideoId, Told>,
@@ -192,7 +192,7 @@ struct Board {
 }
 
 impl Board {
-    /// What has happened since the last round, as events.
+    /// Events since the last round.
     fn round(&mut self, app: &App) -> Vec<(&'static str, Value)> {
         let mut events = Vec::new();
         let (running, waiting) = app.jobs.queue(&self.caller);

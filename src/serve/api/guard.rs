@@ -1,4 +1,4 @@
-//! What every request passes: its host, its origin, its key; and the line that is written of it.
+//! Checks that every request passes: its host, its origin, its key; and the line that is written of it.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use super::App;
 use super::errors::Code;
 use crate::config::LogFormat;
 use crate::serve::access::Line;
-use crate::serve::body::Exchange;
+use crate::serve::body::Traffic;
 use crate::serve::error::ApiError;
 use crate::serve::jobs::Caller;
 
@@ -38,9 +38,9 @@ pub(super) async fn note(State(app): State<Arc<App>>, request: Request, next: Ne
     let method = known(request.method());
     let route = request.extensions().get::<MatchedPath>().map_or("other", |path| app.route(path.as_str()));
     let peer = request.extensions().get::<ConnectInfo<SocketAddr>>().map(|peer| peer.0);
-    let exchange = request.extensions().get::<Arc<Exchange>>().cloned();
-    if let Some(exchange) = &exchange {
-        exchange.limit(SMALL_BODY);
+    let traffic = request.extensions().get::<Arc<Traffic>>().cloned();
+    if let Some(traffic) = &traffic {
+        traffic.limit(SMALL_BODY);
     }
     let mut response = next.run(request).await;
     if let Ok(value) = HeaderValue::from_str(&id) {
@@ -61,7 +61,7 @@ pub(super) async fn note(State(app): State<Arc<App>>, request: Request, next: Ne
         key: caller.map(|caller| caller.name.clone()).unwrap_or_default(),
         job: about.map(|about| about.0.clone()),
         peer,
-        exchange,
+        traffic,
         json: app.serve.log_format == LogFormat::Json,
     };
     response.extensions_mut().insert(Arc::new(line));
@@ -187,7 +187,7 @@ pub(super) fn csrf(
     }))
 }
 
-/// What pages of other origins may do: nothing but for those that are named.
+/// Rights of pages of other origins: none, but for those that are named.
 pub(super) fn cors(origins: &[String]) -> Result<Option<CorsLayer>, String> {
     if origins.is_empty() {
         return Ok(None);

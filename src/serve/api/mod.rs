@@ -1,4 +1,4 @@
-//! The endpoints.
+//! Endpoints of HTTP, a file for each of their kinds.
 
 mod content;
 mod create;
@@ -42,7 +42,7 @@ const BODIES: usize = 8;
 /// How long another one waits.
 const BODY_PATIENCE: Duration = Duration::from_secs(10);
 
-/// What all endpoints share.
+/// State that all endpoints share.
 pub(super) struct App {
     pub(super) loaded: Loaded,
     pub(super) serve: Serve,

@@ -15,7 +15,7 @@ pub(super) async fn document(State(_app): State<Arc<App>>) -> Json<&'static Valu
     Json(DOCUMENT.get_or_init(build))
 }
 
-/// The document.
+/// The document, of the tables of routes and fields.
 fn build() -> Value {
     let mut paths = Map::new();
     for route in ROUTES {

@@ -36,7 +36,7 @@ pub(super) async fn page() -> Response {
     response
 }
 
-/// What the page may do: run its own script, show its own server's media, ask its own server.
+/// Rights of the page: it may run its own script, show its own server's media, ask its own server.
 fn policy() -> &'static str {
     static POLICY: OnceLock<String> = OnceLock::new();
     POLICY.get_or_init(|| {

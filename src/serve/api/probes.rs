@@ -1,4 +1,4 @@
-//! What is asked of the server itself: whether it lives, is well, takes work; its figures and its release.
+//! Questions to the server itself: whether it lives, is well, takes work; its figures and its release.
 
 use std::sync::Arc;
 

@@ -10,7 +10,7 @@ use tower_http::catch_panic::CatchPanicLayer;
 
 use super::{App, content, create, errors, events, guard, lora, models, openapi, page, probes, sync, videos};
 
-/// What a body is.
+/// Contents of a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Takes {
     Nothing,
@@ -18,7 +18,7 @@ pub(super) enum Takes {
     Fields,
 }
 
-/// What an answer is.
+/// Contents of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Gives {
     Video,
@@ -37,7 +37,7 @@ pub(super) enum Gives {
     Refusal,
 }
 
-/// An endpoint.
+/// An endpoint, as router and document know it.
 pub(super) struct Route {
     pub(super) path: &'static str,
     pub(super) method: &'static str,

@@ -8,7 +8,7 @@ use axum::http::{HeaderMap, HeaderValue};
 use axum::response::Response;
 use serde_json::{Map, Value};
 
-use super::create::{Kind, submit};
+use super::create::{RequestKind, submit};
 use super::guard::About;
 use super::{App, content};
 use crate::serve::error::ApiError;
@@ -46,7 +46,7 @@ pub(super) async fn sync(
         let message = "the model is not loaded yet; POST /v1/videos takes videos into the queue meanwhile";
         return Err(ApiError::new(503, "starting", message).retry_after(10));
     }
-    let snapshot = submit(&app, caller.clone(), request, Kind::Create).await?;
+    let snapshot = submit(&app, caller.clone(), request, RequestKind::Create).await?;
     let id = snapshot.accepted.id.clone();
     let mut wanted = Wanted { jobs: Arc::clone(&app.jobs), caller: caller.clone(), id: Some(id.clone()) };
     let ended = tokio::time::timeout(app.serve.sync_timeout.duration(), ended(&app, &caller, snapshot)).await;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::{Memory, Metrics, Outcome, Phase, PipelineLabel, StateLabel};
+use super::{MemoryLabel, Metrics, Outcome, Phase, PipelineLabel, StateLabel};
 use crate::serve::device::{Device, Made, Moment, Order, RunError, Stop, Watch};
 use crate::serve::error::Failure;
 use crate::serve::id::VideoId;
@@ -29,7 +29,7 @@ struct Way {
     begun: Option<Instant>,
     /// When its files were there.
     written: Option<Instant>,
-    /// What the server itself took of its time.
+    /// Time that the server itself took.
     overhead: Duration,
 }
 
@@ -132,7 +132,7 @@ impl Pulse {
             metrics.video_seconds.inc_by(made.num_frames as f64 / made.fps);
         }
         if let Some(peak) = made.timings["peak_memory_bytes"].as_u64() {
-            let gauge = metrics.device_memory.get_or_create(&Memory { kind: "peak" });
+            let gauge = metrics.device_memory.get_or_create(&MemoryLabel { kind: "peak" });
             gauge.set(gauge.get().max(i64::try_from(peak).unwrap_or(i64::MAX)));
         }
     }
@@ -243,13 +243,13 @@ impl ObservedDevice {
 }
 
 /// Times of a run, stage by stage.
-struct Stages<'a> {
+struct StageTimes<'a> {
     pulse: &'a Pulse,
     spent: HashMap<Stage, Duration>,
     last: Option<Moment>,
 }
 
-impl Stages<'_> {
+impl StageTimes<'_> {
     fn at(&mut self, moment: Option<Moment>) {
         let before = self.pulse.beat(moment.map(|moment| moment.stage));
         if let Some((stage, took)) = before {
@@ -295,7 +295,7 @@ impl Device for ObservedDevice {
         self.begun(order);
         let since = Instant::now();
         let pulse = Arc::clone(&self.pulse);
-        let mut stages = Stages { pulse: &pulse, spent: HashMap::new(), last: None };
+        let mut stages = StageTimes { pulse: &pulse, spent: HashMap::new(), last: None };
         stages.at(Some(Moment { stage: Stage::Loading, step: 0, steps: 0 }));
         let mut measured = |moment: Moment| -> ControlFlow<Stop> {
             stages.at(Some(moment));
