@@ -22,6 +22,7 @@ mod nano;
 mod paths;
 mod recorded;
 mod scripted;
+mod served;
 mod site;
 
 fn main() -> std::process::ExitCode {

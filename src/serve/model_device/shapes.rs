@@ -1,4 +1,4 @@
-//! What is known of shapes: what stays on the devices while one runs, its programs, the time of a step.
+//! Shapes and what is known of each: what stays on the devices while one runs, its programs, the time of a step.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -20,13 +20,13 @@ pub(super) struct Shapes(BTreeMap<String, Shape>);
 struct Shape {
     /// By what programs and parameters follow from beside it.
     plans: BTreeMap<String, Keep>,
-    /// Hashes.
+    /// Hashes of those that it used.
     programs: BTreeSet<String>,
     /// Seconds of a step, by the number of videos made at once.
     step: BTreeMap<usize, f64>,
 }
 
-/// What a plan follows from, of requests of one shape: frames may have been predicted, and LoRAs take room by stage.
+/// Everything that a plan follows from, of requests of one shape: frames may have been predicted, and LoRAs take room by stage.
 fn plan_key(config: &Config, rows: usize) -> String {
     format!("{rows} {:?} {:?}", config.request.num_frames, config.model.loras)
 }
