@@ -274,9 +274,10 @@ impl ModelDevice {
         let prepared = self.prepare(order, &mut tell);
         let mut work = prepared.map_err(|error| Ended { error, stopped })?;
         work.chunk = chunk;
-        let videos = self.make(order, &mut work, false, watch)?;
-        self.shapes.took(&work.shape, work.rows, &videos);
+        let videos = self.make(order, &mut work, false, watch);
         self.shapes.used(&work.shape, self.session.runner.executor.used());
+        let videos = videos?;
+        self.shapes.took(&work.shape, work.rows, &videos);
         Ok(self.finish(work, videos)?)
     }
 
