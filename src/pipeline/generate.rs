@@ -101,11 +101,7 @@ pub fn generate(
                 started = Instant::now();
                 continue;
             }
-            if options.checkpoint_every.is_some() || options.resume {
-                let (path, every) = (saved::path_of(&paths[0]), options.checkpoint_every.map(Every::Steps));
-                let saving = Saving::new(config, &session.runner.model, jobs, &path, every)?;
-                run.saving = Some(if options.resume { saving.resumed()? } else { saving });
-            }
+            run.saving = saving(config, options, &session.runner.model, jobs, &paths[0])?;
             let mut failed = None;
             let mut watch = |phase: Phase, done: usize, total: usize| {
                 match writer.ended() {
@@ -143,6 +139,22 @@ pub fn generate(
         processes::wait_for_all(group)?;
     }
     Ok(finished)
+}
+
+/// Where the steps of videos are kept, beside the first of them, and those of an ended run.
+fn saving(
+    config: &Config,
+    options: &GenerateOptions,
+    model: &Model,
+    jobs: &[Job],
+    output: &Path,
+) -> Result<Option<Saving>> {
+    if options.checkpoint_every.is_none() && !options.resume {
+        return Ok(None);
+    }
+    let every = options.checkpoint_every.map(Every::Steps);
+    let saving = Saving::new(config, model, jobs, &saved::path_of(output), every)?;
+    Ok(Some(if options.resume { saving.resumed()? } else { saving }))
 }
 
 /// Videos that are made together.
