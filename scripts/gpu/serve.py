@@ -25,10 +25,14 @@ def arguments():
 
 ARGS = arguments()
 WIDTH, HEIGHT = ARGS.size.split("x")
-SETTINGS = [
-    *["-c", ARGS.preset, "--platform", ARGS.platform, "--width", WIDTH, "--height", HEIGHT],
-    *["--num-frames", str(ARGS.frames), "--set", f"model.weights={ARGS.weights}"],
-]
+KEYS = {
+    "request.width": WIDTH,
+    "request.height": HEIGHT,
+    "request.num_frames": ARGS.frames,
+    "model.weights": ARGS.weights,
+    "runtime.platform": ARGS.platform,
+}
+SETTINGS = ["-c", ARGS.preset, *(part for key, value in KEYS.items() for part in ["--set", f"{key}={value}"])]
 ROWS = []
 
 
@@ -119,17 +123,21 @@ class Server:
 
 
 class Follow(threading.Thread):
-    """Notes when a job is in which phase."""
+    """Notes when a job is in which phase, and when the device's working time grew: at the end of each run."""
 
     def __init__(self, server, jobs):
         super().__init__(daemon=True)
         self.server, self.jobs = server, jobs
         self.seen = {job: {} for job in jobs}
+        self.busy = []
 
     def run(self):
         started = time.monotonic()
         open_jobs = set(self.jobs)
         while open_jobs and time.monotonic() - started < LIMIT:
+            busy = self.server.busy()
+            if busy is not None and (not self.busy or self.busy[-1][1] != busy):
+                self.busy.append((time.monotonic(), busy))
             for job in sorted(open_jobs):
                 state = self.server.get(job)
                 now = time.monotonic()
@@ -146,16 +154,14 @@ def queue(server, count):
     jobs = [server.create(100 + n) for n in range(count)]
     follow = Follow(server, jobs)
     follow.start()
-    # Counted while one runs and another waits.
-    server.finish(jobs[0])
-    first, since = server.busy(), time.monotonic()
-    server.finish(jobs[-2])
-    last, until = server.busy(), time.monotonic()
     server.finish(jobs[-1])
     follow.join(LIMIT)
-    if first is not None and last is not None:
-        idle = (until - since) - (last - first)
-        row(f"device idle between queued jobs, by metrics (of {count - 2})", f"{1000 * idle / (count - 2):8.1f} ms a job")
+    # From one end to the next, less the work between them; the first entry is from before.
+    ends = follow.busy[1:]
+    idle = [(until - since) - (last - first) for (since, first), (until, last) in zip(ends, ends[1:])]
+    if idle:
+        mean = sum(idle) / len(idle)
+        row(f"device idle between queued jobs, by metrics (of {len(idle)})", f"{1000 * mean:8.1f} ms, {1000 * max(idle):.1f} at most")
     gaps, overlaps = [], 0
     for before, after in zip(jobs, jobs[1:]):
         writing = follow.seen[before].get("encoding")
@@ -164,7 +170,7 @@ def queue(server, count):
             gaps.append(min(span[0] for span in phases) - writing[0])
             overlaps += any(span[0] < writing[1] and span[1] > writing[0] for span in phases)
     if gaps:
-        row("the same, as polls see it (largest; polls are 5 ms apart)", f"{1000 * max(gaps):8.1f} ms")
+        row("the same, as polls see it (largest; polls are 5 ms apart or more)", f"{1000 * max(gaps):8.1f} ms")
     row("videos written while the next one runs", f"{overlaps:>8} of {count - 1}")
 
 

@@ -96,11 +96,7 @@ pub fn generate(
         };
         for ((jobs, requests), paths) in batches {
             let together = Together { jobs, requests, paths, inputs: &inputs };
-            if options.checkpoint_every.is_some() || options.resume {
-                let every = options.checkpoint_every.map(Every::Steps);
-                let saving = Saving::new(config, &session.runner.model, jobs, &paths[0], every)?;
-                run.saving = Some(if options.resume { saving.resumed()? } else { saving });
-            }
+            run.saving = saving(config, options, &session.runner.model, jobs, &paths[0])?;
             if requests[0].chain.is_some() {
                 tell(chained(&mut session, options, &run, &together, started, &replaces, observer)?, observer);
                 session.runner.executor.reset_set_up_time();
@@ -143,6 +139,22 @@ pub fn generate(
         processes::wait_for_all(group)?;
     }
     Ok(finished)
+}
+
+/// Where the steps of videos are kept, beside the first of them, and those of an ended run.
+fn saving(
+    config: &Config,
+    options: &GenerateOptions,
+    model: &Model,
+    jobs: &[Job],
+    output: &Path,
+) -> Result<Option<Saving>> {
+    if options.checkpoint_every.is_none() && !options.resume {
+        return Ok(None);
+    }
+    let every = options.checkpoint_every.map(Every::Steps);
+    let saving = Saving::new(config, model, jobs, output, every)?;
+    Ok(Some(if options.resume { saving.resumed()? } else { saving }))
 }
 
 /// Videos that are made together.

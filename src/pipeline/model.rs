@@ -50,7 +50,7 @@ pub struct Model {
     pub(crate) sample_rate: usize,
     /// Where the parameters come from.
     pub(crate) weights: Weights,
-    /// What [`Model::identity`] found.
+    /// The answer of [`Model::identity`].
     identity: OnceLock<Value>,
 }
 

@@ -23,6 +23,7 @@ mod nano;
 mod paths;
 mod recorded;
 mod scripted;
+mod served;
 mod site;
 
 fn main() -> std::process::ExitCode {

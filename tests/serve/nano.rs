@@ -163,8 +163,8 @@ fn a_job_is_generate_s_alone_and_in_a_batch() {
     let names = ["video.mp4", "video.json", "thumb.jpg", "sprite.jpg", "audio.wav"];
     let bytes: u64 = names.iter().map(|name| alone[0].path(name).metadata().expect("a file").len()).sum();
     assert_eq!(produced.bytes, bytes);
-    let picture = |name: &str| image_size(&alone[0].path(name));
-    assert_eq!((picture("thumb.jpg"), picture("sprite.jpg")), ([64, 96], [5 * 64, 5 * 96]));
+    let size = |name: &str| image_size(&alone[0].path(name));
+    assert_eq!((size("thumb.jpg"), size("sprite.jpg")), ([64, 96], [5 * 64, 5 * 96]));
     let sound = ltx2::media::read_wav(&alone[0].path("audio.wav")).expect("a WAV file");
     assert!(sound.samples().iter().any(|sample| *sample != 0.0));
     assert_ne!(alone[0].hashes(), alone[1].hashes());
@@ -178,7 +178,7 @@ fn a_job_is_generate_s_alone_and_in_a_batch() {
 }
 
 fn image_size(path: &Path) -> [usize; 2] {
-    let bytes = std::fs::read(path).expect("a picture");
+    let bytes = std::fs::read(path).expect("an image");
     // The frame's header of a JPEG: its height, then its width.
     let at = bytes.windows(2).position(|pair| pair == [0xff, 0xc0]).expect("a baseline JPEG");
     let word = |at: usize| usize::from(u16::from_be_bytes([bytes[at], bytes[at + 1]]));

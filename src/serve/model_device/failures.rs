@@ -5,7 +5,7 @@ use std::path::Path;
 use super::{Failure, PipelineError, RunError, one_line};
 use crate::runtime::RuntimeError;
 
-/// What an error means for the job, and for those behind it.
+/// Meaning of an error for the job, and for those behind it.
 pub(super) fn of(error: &PipelineError) -> RunError {
     let job = |code: &str, message: String| RunError::Job(Failure::new(code, message));
     match error {

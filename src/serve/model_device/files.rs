@@ -58,7 +58,7 @@ pub(super) fn local(config: &mut Config, own: &Config) {
     config.runtime = Runtime { positions: config.runtime.positions, ..own.runtime.clone() };
 }
 
-/// What a device is started with: frames are a number, and nothing is given that requests bring.
+/// The configuration that a device is started with: frames are a number, and nothing is given that requests bring.
 pub(super) fn startable(config: &Config) -> Config {
     let mut plain = config.clone();
     if plain.request.num_frames.count().is_none() {

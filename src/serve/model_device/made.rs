@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::super::device::Made;
 use super::super::error::Failure;
 use super::super::job::Produced;
-use super::{Config, PipelineError, failures, one_line, pictures};
+use super::{Config, PipelineError, failures, one_line, thumbnails};
 use crate::media::{self, WavFormat, write_atomically};
 use crate::pipeline::options::GenerateOptions;
 use crate::pipeline::writer::{Made as Written, Written as Finished};
@@ -32,8 +32,8 @@ impl ModelMade {
     fn write_all(&mut self, folder: &Path) -> Result<Finished, PipelineError> {
         self.written.path = folder.join("video.mp4");
         let generated = &self.written.generated;
-        write_atomically(&folder.join("thumb.jpg"), &pictures::thumbnail(&generated.frames)?)?;
-        write_atomically(&folder.join("sprite.jpg"), &pictures::sprite_sheet(&generated.frames)?)?;
+        write_atomically(&folder.join("thumb.jpg"), &thumbnails::thumbnail(&generated.frames)?)?;
+        write_atomically(&folder.join("sprite.jpg"), &thumbnails::sprite_sheet(&generated.frames)?)?;
         media::write_wav(&folder.join("audio.wav"), &generated.sound()?, WavFormat::Pcm16)?;
         let finished = self.written.write(&self.config, &GenerateOptions::default())?;
         // The names are kept where the files are.

@@ -4,8 +4,8 @@
 mod failures;
 mod files;
 mod made;
-mod pictures;
 mod shapes;
+mod thumbnails;
 mod together;
 
 use std::collections::BTreeSet;
@@ -41,7 +41,7 @@ use together::{Call, Sent, Together};
 /// A call of the device lasts about so long, so that a cancelled job ends soon.
 const CALL: Duration = Duration::from_millis(50);
 
-/// What makes a device of a configuration, on the thread that will own it. `serve.state` has to be given.
+/// Maker of a configuration's device, on the thread that will own it. `serve.state` has to be given.
 pub fn factory(config: Config) -> impl FnOnce() -> Result<Box<dyn Device>, String> + Send {
     factory_together(config, None)
 }
@@ -81,7 +81,7 @@ struct ModelDevice {
 }
 
 /// An order on its way.
-struct Work {
+struct Prepared {
     configs: Vec<Config>,
     jobs: Vec<Job>,
     requests: Vec<Request>,
@@ -117,7 +117,7 @@ impl ModelDevice {
         &mut self,
         order: &Order,
         tell: &mut dyn FnMut(Stage) -> Result<(), PipelineError>,
-    ) -> Result<Work, PipelineError> {
+    ) -> Result<Prepared, PipelineError> {
         let started = Instant::now();
         let own = |accepted: &Accepted| {
             let mut config = self.inputs.named(accepted);
@@ -169,7 +169,7 @@ impl ModelDevice {
             tell(Stage::Compiling)?;
         }
         self.shapes.plan(&shape, &configs[0], rows, &mut self.session.runner, group.as_ref())?;
-        Ok(Work { configs, jobs, requests, shape, rows, chunk: 1, started, warnings: Vec::new() })
+        Ok(Prepared { configs, jobs, requests, shape, rows, chunk: 1, started, warnings: Vec::new() })
     }
 
     /// Has the model read as a configuration says.
@@ -191,7 +191,7 @@ impl ModelDevice {
     }
 
     /// Where its steps are kept, and those of an ended run. What cannot be gone on with is begun anew.
-    fn saving(&self, order: &Order, work: &mut Work) -> Result<Option<Saving>, PipelineError> {
+    fn saving(&self, order: &Order, work: &mut Prepared) -> Result<Option<Saving>, PipelineError> {
         // Processes that run together begin anew.
         let Some(path) = order.steps.as_ref().filter(|_| !self.together.are_several()) else { return Ok(None) };
         let every = Some(Every::Time(self.every));
@@ -210,7 +210,7 @@ impl ModelDevice {
     }
 
     /// Makes the videos.
-    fn make(&mut self, order: &Order, work: &mut Work, warms: bool, watch: Watch) -> Result<Vec<Generated>, Ended> {
+    fn make(&mut self, order: &Order, work: &mut Prepared, warms: bool, watch: Watch) -> Result<Vec<Generated>, Ended> {
         let saving = self.saving(order, work)?;
         let run = RunOptions {
             chunk: Some(work.chunk),
@@ -240,8 +240,8 @@ impl ModelDevice {
         made.map_err(|error| Ended { error, stopped })
     }
 
-    /// What the finisher's thread gets.
-    fn finish(&mut self, work: Work, videos: Vec<Generated>) -> Result<Vec<Box<dyn Made>>, PipelineError> {
+    /// Videos as the finisher's thread gets them.
+    fn finish(&mut self, work: Prepared, videos: Vec<Generated>) -> Result<Vec<Box<dyn Made>>, PipelineError> {
         let Session { runner, versions, .. } = &self.session;
         let model = runner.model.identity()?;
         let hashes = inputs(&work.configs[0])?;
@@ -274,9 +274,10 @@ impl ModelDevice {
         let prepared = self.prepare(order, &mut tell);
         let mut work = prepared.map_err(|error| Ended { error, stopped })?;
         work.chunk = chunk;
-        let videos = self.make(order, &mut work, false, watch)?;
-        self.shapes.took(&work.shape, work.rows, &videos);
+        let videos = self.make(order, &mut work, false, watch);
         self.shapes.used(&work.shape, self.session.runner.executor.used());
+        let videos = videos?;
+        self.shapes.took(&work.shape, work.rows, &videos);
         Ok(self.finish(work, videos)?)
     }
 
@@ -304,7 +305,7 @@ fn is_behind_steps(stage: Stage) -> bool {
     matches!(stage, Stage::Upsampler | Stage::VideoDecoder | Stage::AudioDecoder)
 }
 
-/// What ended an order.
+/// End of an order without videos.
 struct Ended {
     error: PipelineError,
     stopped: Option<Stop>,

@@ -1,4 +1,4 @@
-//! What is known of shapes: what stays on the devices while one runs, its programs, the time of a step.
+//! Shapes and what is known of each: what stays on the devices while one runs, its programs, the time of a step.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -12,6 +12,9 @@ use crate::pipeline::residency::Keep;
 use crate::pipeline::runner::Runner;
 use crate::runtime::processes::Group;
 
+/// Plans of one shape, whose frames may be predicted: with more of them its programs go first.
+const MOST_PLANS: usize = 16;
+
 /// All shapes whose programs are loaded.
 #[derive(Default)]
 pub(super) struct Shapes(BTreeMap<String, Shape>);
@@ -20,15 +23,16 @@ pub(super) struct Shapes(BTreeMap<String, Shape>);
 struct Shape {
     /// By what programs and parameters follow from beside it.
     plans: BTreeMap<String, Keep>,
-    /// Hashes.
+    /// Hashes of those that it used.
     programs: BTreeSet<String>,
     /// Seconds of a step, by the number of videos made at once.
     step: BTreeMap<usize, f64>,
 }
 
-/// What a plan follows from, of requests of one shape: frames may have been predicted, and LoRAs take room by stage.
+/// Everything that a plan follows from, of requests of one shape: frames may have been predicted, and LoRAs take room by stage.
 fn plan_key(config: &Config, rows: usize) -> String {
-    format!("{rows} {:?} {:?}", config.request.num_frames, config.model.loras)
+    let loras: Vec<_> = config.model.loras.iter().map(|lora| (&lora.path, &lora.stages)).collect();
+    format!("{rows} {:?} {loras:?}", config.request.num_frames)
 }
 
 impl Shapes {
@@ -51,15 +55,26 @@ impl Shapes {
         let keep = match known {
             Some(keep) => *keep,
             None => {
+                if self.0.get(shape).is_some_and(|known| known.plans.len() >= MOST_PLANS) {
+                    self.evict(shape, runner);
+                }
                 let programs = Programs::of(config, None)?.of_rows(rows);
                 check_files(&runner.model.configs, &runner.model.weights, programs.components())?;
                 programs.check(&runner.build)?;
-                memory::plan(config, &programs, &mut runner.executor, &runner.build, group)?
+                let planned = memory::plan(config, &programs, &mut runner.executor, &runner.build, group);
+                planned.inspect_err(|_| self.drop_unknown(runner))?
             }
         };
         runner.executor.keep(keep);
         self.0.entry(shape.into()).or_default().plans.insert(key, keep);
         Ok(())
+    }
+
+    /// Drops programs of a shape that cannot be run.
+    fn drop_unknown(&self, runner: &mut Runner) {
+        let known: BTreeSet<&String> = self.0.values().flat_map(|known| &known.programs).collect();
+        let dropped = runner.executor.used().iter().filter(|hash| !known.contains(hash)).cloned().collect();
+        runner.drop_programs(&dropped);
     }
 
     /// Steps that last about as long as a call should.

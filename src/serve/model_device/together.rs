@@ -15,7 +15,7 @@ use crate::pipeline::options::GenerateOptions;
 use crate::pipeline::processes::{compare, wait_for_all};
 use crate::runtime::processes::Group;
 
-/// What all processes do next.
+/// A call that all processes make next.
 #[derive(Serialize, Deserialize)]
 pub(super) enum Call {
     /// One step of each pass, of so many videos.

@@ -1,4 +1,4 @@
-//! The JPEGs beside a video.
+//! JPEGs beside a video.
 
 use image::codecs::jpeg::JpegEncoder;
 use image::imageops::{FilterType, resize};
@@ -18,7 +18,7 @@ const QUALITY: u8 = 85;
 fn small(frames: &Frames, at: usize, longest: usize) -> Result<RgbImage, PipelineError> {
     let (width, height) = (frames.width() as u32, frames.height() as u32);
     let bytes = frames.iter().nth(at).map(<[u8]>::to_vec).unwrap_or_default();
-    let no_frame = || PipelineError::Bug("a video without frames has no pictures".into());
+    let no_frame = || PipelineError::Bug("a video without frames has no thumbnail".into());
     let image = RgbImage::from_raw(width, height, bytes).filter(|_| width * height > 0).ok_or_else(no_frame)?;
     let part = (longest as f64 / f64::from(width.max(height))).min(1.0);
     let scaled = |side: u32| ((f64::from(side) * part).round() as u32).max(1);
@@ -86,8 +86,8 @@ mod tests {
 
     #[test]
     fn a_thumbnail_is_small_and_from_the_middle() {
-        let picture = image::load_from_memory(&thumbnail(&frames(121, 704, 1280)).unwrap()).unwrap().to_rgb8();
-        assert_eq!(picture.dimensions(), (512, 282));
-        assert!((i32::from(picture.get_pixel(9, 9)[0]) - 120).abs() <= 2);
+        let image = image::load_from_memory(&thumbnail(&frames(121, 704, 1280)).unwrap()).unwrap().to_rgb8();
+        assert_eq!(image.dimensions(), (512, 282));
+        assert!((i32::from(image.get_pixel(9, 9)[0]) - 120).abs() <= 2);
     }
 }

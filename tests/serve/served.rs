@@ -1,0 +1,192 @@
+//! `ltx2 serve` as its user starts it, on the reference's smallest model: a request's frames and samples are those of `ltx2 generate`
+//! from its sidecar.
+
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+use crate::site::Client;
+use crate::support::{self, needs};
+use serde_json::{Value, json};
+
+/// The longest that one thing may take, however busy the machine is.
+const PATIENCE: Duration = Duration::from_secs(240);
+
+/// A running server; it is killed with this.
+struct Served {
+    process: Child,
+    address: SocketAddr,
+    /// What it says.
+    lines: Receiver<String>,
+    state: PathBuf,
+}
+
+impl Served {
+    fn start(state: &Path, more: &[&str], failpoint: Option<&str>) -> Self {
+        let mut serve = support::ltx2();
+        serve.args([
+            "serve",
+            "-c",
+            support::tiny(),
+            "--listen",
+            "127.0.0.1:0",
+            "--min-free",
+            "0",
+            "--checkpoint",
+            "0s",
+        ]);
+        serve.arg("--state").arg(state).args(more).stdout(Stdio::null()).stderr(Stdio::piped());
+        failpoint.into_iter().for_each(|point| drop(serve.env("LTX2_FAILPOINT", point)));
+        let mut process = serve.spawn().expect("starts");
+        let said = BufReader::new(process.stderr.take().expect("piped"));
+        let (sender, lines) = channel();
+        std::thread::spawn(move || said.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
+        let mut served = Served { process, address: ([127, 0, 0, 1], 0).into(), lines, state: state.into() };
+        let line = served.says("http://");
+        let address = line.split("http://").nth(1).and_then(|rest| rest.split(": ").next()).expect("an address");
+        served.address = address.parse().unwrap_or_else(|_| panic!("an address in {line}"));
+        let since = Instant::now();
+        while served.get("/ready").0 != 200 {
+            assert!(since.elapsed() < PATIENCE, "it is not ready");
+            assert!(
+                served.process.try_wait().expect("waits").is_none(),
+                "{:?}",
+                served.lines.iter().collect::<Vec<_>>()
+            );
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        served
+    }
+
+    /// Waits for a line that holds `words`.
+    fn says(&self, words: &str) -> String {
+        let mut said = Vec::new();
+        while let Ok(line) = self.lines.recv_timeout(PATIENCE) {
+            if line.contains(words) {
+                return line;
+            }
+            said.push(line);
+        }
+        panic!("'{words}' is not in {said:#?}");
+    }
+
+    fn get(&self, path: &str) -> (u16, Value) {
+        let answer = Client::to(self.address).get(path);
+        (answer.status, serde_json::from_slice(&answer.body).unwrap_or_default())
+    }
+
+    fn create(&self, body: &Value) -> String {
+        let answer = Client::to(self.address).send("POST", "/v1/videos", Some(body));
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        answer.json()["id"].as_str().expect("an id").into()
+    }
+
+    fn create_by_form(&self, fields: &[(&str, &str)]) -> String {
+        let part = |(name, value): &(&str, &str)| {
+            format!("--b\r\ncontent-disposition: form-data; name=\"{name}\"\r\n\r\n{value}\r\n")
+        };
+        let body: String = fields.iter().map(part).chain(["--b--\r\n".into()]).collect();
+        let kind = [("content-type", "multipart/form-data; boundary=b")];
+        let answer = Client::to(self.address).exchange("POST", "/v1/videos", &kind, Some(body.as_bytes()));
+        let answer = answer.expect("an answer");
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        answer.json()["id"].as_str().expect("an id").into()
+    }
+
+    /// Waits for a video's end.
+    fn wait(&self, id: &str) -> Value {
+        let since = Instant::now();
+        loop {
+            let (_, video) = self.get(&format!("/v1/videos/{id}"));
+            if video["status"] == "completed" || video["status"] == "failed" {
+                return video;
+            }
+            assert!(since.elapsed() < PATIENCE, "it goes on: {video}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    fn file(&self, id: &str, name: &str) -> PathBuf {
+        self.state.join("jobs").join(id).join(name)
+    }
+
+    /// Hashes of a video's frames and samples; its sidecar repeats them.
+    fn hashes(&self, id: &str) -> Value {
+        let read =
+            |path: &Path| -> Value { serde_json::from_slice(&std::fs::read(path).expect("a sidecar")).expect("JSON") };
+        let folder = tempfile::tempdir().expect("a folder");
+        let (sidecar, again) = (self.file(id, "video.json"), folder.path().join("again.mp4"));
+        let ran = support::ltx2().args(["generate", "-c"]).arg(&sidecar).arg("-o").arg(&again).output();
+        let ran = ran.expect("the binary runs");
+        assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+        let hashes = read(&sidecar)["sha256"].clone();
+        assert_eq!(hashes, read(&folder.path().join("again.json"))["sha256"]);
+        hashes
+    }
+
+    fn signal(&self, name: &str) {
+        let sent = Command::new("kill").args([name, &self.process.id().to_string()]).status().expect("kill runs");
+        assert!(sent.success());
+    }
+
+    fn code(&mut self) -> Option<i32> {
+        self.process.wait().expect("it ends").code()
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        // One that ended is not there any more.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+#[needs(cpu)]
+fn requests_make_what_generate_makes_from_their_sidecars() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut served = Served::start(&folder.path().join("state"), &[], None);
+    let body = json!({"prompt": "a red ball", "size": "64x96", "num_frames": 9, "seed": 7});
+    let by_json = served.create(&body);
+    let fields = [("prompt", "a red ball"), ("size", "64x96"), ("num_frames", "9"), ("seed", "7")];
+    let by_form = served.create_by_form(&fields);
+    let video = served.wait(&by_json);
+    assert_eq!((&video["status"], &video["seed"], &video["num_frames"]), (&json!("completed"), &json!(7), &json!(9)));
+    assert_eq!(served.wait(&by_form)["status"], "completed");
+    let hashes = served.hashes(&by_json);
+    let sidecar = std::fs::read(served.file(&by_form, "video.json")).expect("a sidecar");
+    let sidecar: Value = serde_json::from_slice(&sidecar).expect("JSON");
+    assert_eq!(sidecar["sha256"], hashes, "a form is what JSON is");
+    for (variant, kind) in [("video", "video/mp4"), ("spritesheet", "image/jpeg"), ("audio", "audio/wav")] {
+        let answer = Client::to(served.address).get(&format!("/v1/videos/{by_json}/content?variant={variant}"));
+        assert_eq!((answer.status, answer.header("content-type")), (200, Some(kind)));
+        assert!(answer.body.len() > 100, "{variant}");
+    }
+    served.signal("-TERM");
+    assert_eq!(served.code(), Some(0));
+}
+
+#[needs(cpu)]
+fn a_video_goes_on_where_the_server_was_killed() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let state = folder.path().join("state");
+    // The warm-up makes a first step alone.
+    let served = Served::start(&state, &[], Some("step 2"));
+    let body = json!({"prompt": "rain", "size": "64x96", "num_frames": 9, "seed": 8, "steps": 4});
+    let id = served.create(&body);
+    served.says("at step 2");
+    assert!(served.file(&id, "steps.safetensors").exists());
+    served.signal("-KILL");
+    drop(served);
+
+    let served = Served::start(&state, &[], None);
+    let video = served.wait(&id);
+    assert_eq!((&video["status"], &video["attempts"]), (&json!("completed"), &json!(2)), "{video}");
+    let hashes = served.hashes(&id);
+    let undisturbed = served.create(&body);
+    assert_eq!(served.wait(&undisturbed)["attempts"], 1);
+    assert_eq!(served.hashes(&undisturbed), hashes);
+}
