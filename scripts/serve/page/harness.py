@@ -9,7 +9,7 @@ from server import until
 
 CASES = []
 # Of steps of the toy model: a video that is soon there, and one that is still under way when a test has looked.
-FEW, MANY = 2, 300
+FEW, MANY = 2, 250
 
 
 @dataclass
