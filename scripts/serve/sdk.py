@@ -416,7 +416,7 @@ def main():
         keys = Path(folder) / "keys"
         keys.write_text("first:first-key-of-the-test\nsecond:second-key-of-the-test\n")
         keys.chmod(0o600)
-        warm = ["--served-model-name", "nano", "--warm", f"{SIZE}x{FRAMES}"]
+        warm = ["--served-model-name", "nano", "--warm", f"{SIZE}x{FRAMES}", "--set", "serve.pipelines=[retake, extend]"]
         for group, key, more in [
             (ALONE, "none", []),
             (WITH_KEYS, "first-key-of-the-test", ["--api-key-file", keys, "--queue", "1"]),
