@@ -299,7 +299,8 @@ def videos_are_edited_and_extended(wire):
     """edit, extend: the client's forms with a file; by id in extra requests of JSON"""
     source = wire.finish(wire.create(extra={"seed": 34, "num_frames": 17}))
     mp4 = wire.client.videos.download_content(source.id).content
-    longer = wire.client.videos.extend(prompt="it goes on", seconds="1", video=("a.mp4", mp4, "video/mp4"), extra_body={"steps": STEPS})
+    given, more = ("a.mp4", mp4, "video/mp4"), {"steps": STEPS, "overlap": 9}
+    longer = wire.client.videos.extend(prompt="it goes on", seconds="1", video=given, extra_body=more)
     fields, _ = wire.sent("/extensions")
     equal([(name, kind) for name, filename, kind, _ in fields if filename], [("video", "video/mp4")], "the video's part")
     done = wire.finish(longer)
