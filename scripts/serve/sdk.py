@@ -299,7 +299,8 @@ def videos_are_edited_and_extended(wire):
     """edit, extend: the client's forms with a file; by id in extra requests of JSON"""
     source = wire.finish(wire.create(extra={"seed": 34, "num_frames": 17}))
     mp4 = wire.client.videos.download_content(source.id).content
-    longer = wire.client.videos.extend(prompt="it goes on", seconds="1", video=("a.mp4", mp4, "video/mp4"), extra_body={"steps": STEPS})
+    given, more = ("a.mp4", mp4, "video/mp4"), {"steps": STEPS, "overlap": 9}
+    longer = wire.client.videos.extend(prompt="it goes on", seconds="1", video=given, extra_body=more)
     fields, _ = wire.sent("/extensions")
     equal([(name, kind) for name, filename, kind, _ in fields if filename], [("video", "video/mp4")], "the video's part")
     done = wire.finish(longer)
@@ -416,7 +417,7 @@ def main():
         keys = Path(folder) / "keys"
         keys.write_text("first:first-key-of-the-test\nsecond:second-key-of-the-test\n")
         keys.chmod(0o600)
-        warm = ["--served-model-name", "nano", "--warm", f"{SIZE}x{FRAMES}"]
+        warm = ["--served-model-name", "nano", "--warm", f"{SIZE}x{FRAMES}", "--set", "serve.pipelines=[retake, extend]"]
         for group, key, more in [
             (ALONE, "none", []),
             (WITH_KEYS, "first-key-of-the-test", ["--api-key-file", keys, "--queue", "1"]),
