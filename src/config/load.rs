@@ -62,7 +62,7 @@ pub struct Loaded {
     pub config: Config,
     tree: Tree,
     preset: &'static str,
-    /// What was written, the lowest first: files, then the command line, then a request.
+    /// Layers as they were written, the lowest first: files, then the command line, then a request.
     pub(super) layers: Vec<Tree>,
     pub(super) length: Option<Length>,
     /// Generation of the model, which decides the preset.

@@ -33,14 +33,14 @@ use super::inputs::Inputs;
 use super::job::Accepted;
 use super::jobs::Caller;
 use crate::config::{Config, Loaded, Pipeline, Serve, ServeSeed};
-use given::Given;
+use given::RequestFields;
 use resolve::Resolver;
 
 pub use card::{Card, Limits};
 pub use limits::Shape;
 pub use schema::request_schema;
 
-/// What requests are read against: the server's configuration and its limits (`config.serve`).
+/// Fields of requests, read against the server's configuration and its limits (`config.serve`).
 pub struct Fields {
     loaded: Loaded,
     inputs: Arc<Inputs>,
@@ -56,7 +56,7 @@ pub struct Source<'a> {
     pub video: &'a Path,
 }
 
-/// What kind of request fields are of.
+/// Kind of request that fields are of.
 #[derive(Clone, Copy, Debug)]
 pub enum Endpoint<'a> {
     /// `POST /v1/videos`, `/sync`.
@@ -117,7 +117,7 @@ impl Fields {
     /// What is wrong with a field, by the client's name of it.
     pub fn accept(&self, form: Form, endpoint: Endpoint, caller: &Caller) -> Result<Accepted, ApiError> {
         let Form { fields, parts, body_sha256 } = form;
-        let mut given = Given::read(fields)?;
+        let mut given = RequestFields::read(fields)?;
         self.keep_files(&mut given, parts, endpoint)?;
         if let Some((name, named)) = given.take("lora") {
             let loras = self.read_loras(&name, named)?;
@@ -175,7 +175,7 @@ impl Fields {
         names
     }
 
-    fn model_name(&self, given: &Given) -> Result<String, ApiError> {
+    fn model_name(&self, given: &RequestFields) -> Result<String, ApiError> {
         let names = self.model_names();
         match given.text("model") {
             None => Ok(names.into_iter().next().unwrap_or_default()),
@@ -211,7 +211,7 @@ impl Fields {
     }
 
     /// Writes the seed that a request leaves open.
-    fn draw_seed(&self, given: &mut Given) -> Result<(), ApiError> {
+    fn draw_seed(&self, given: &mut RequestFields) -> Result<(), ApiError> {
         let open = given.get("seed").is_none_or(|seed| *seed == -1);
         let by_tree = given.get("ltx2").and_then(|tree| tree.get("request")?.get("seed")).is_some();
         if !open || by_tree {
@@ -249,7 +249,7 @@ impl Fields {
     }
 }
 
-/// What a remix takes over: not what the answer alone repeats.
+/// Fields that a remix takes over: none that the answer alone repeats.
 fn kept(mut fields: Map<String, Value>) -> Map<String, Value> {
     fields.retain(|name, _| !matches!(name.as_str(), "user" | "metadata" | "model"));
     fields

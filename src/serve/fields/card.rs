@@ -1,4 +1,4 @@
-//! What a server makes, as `/v1/models` tells it.
+//! Card of a server: what it makes, as `/v1/models` tells it.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use super::table::MAX_PROMPT;
 use super::{Fields, Shape};
 use crate::config::Pipeline;
 
-/// What clients and the page build their forms from.
+/// Pipelines, sizes, defaults and limits that clients and the page build their forms from.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Card {
     pub pipelines: Vec<Pipeline>,
@@ -43,7 +43,7 @@ pub struct Limits {
 }
 
 impl Fields {
-    /// What the server makes.
+    /// Card of what the server makes.
     pub fn card(&self) -> Card {
         let (config, serve) = (&self.loaded.config, self.serve());
         Card {

@@ -1,6 +1,6 @@
 //! Errors of the configuration, in the words of the request that caused them.
 
-use super::given::{Given, plain};
+use super::given::{RequestFields, plain};
 use super::table::{FIELDS, Place};
 use crate::config::{ConfigError, ValueOrigin};
 use crate::media;
@@ -25,7 +25,7 @@ const OWN: [(&str, &str); 14] = [
     ("request.audio.duration", "input_audio"),
 ];
 
-/// What flags say, as a request says it.
+/// Words of flags, as a request says them.
 const WORDS: [(&str, &str); 14] = [
     ("--image PATH FRAME STRENGTH, or request.images", "input_reference or images"),
     ("--audio PATH, or request.audio", "input_audio"),
@@ -44,7 +44,7 @@ const WORDS: [(&str, &str); 14] = [
 ];
 
 /// The field that writes a key, as the client names it.
-fn field_of(key: &str, given: &Given) -> Option<String> {
+fn field_of(key: &str, given: &RequestFields) -> Option<String> {
     let sides: &[&'static str] = match key {
         "request.width" => &["width", "size"],
         "request.height" => &["height", "size"],
@@ -73,7 +73,7 @@ fn reworded(text: &str) -> String {
 }
 
 /// An error of the configuration, of the field that caused it.
-pub(super) fn of_config(error: ConfigError, given: &Given) -> ApiError {
+pub(super) fn of_config(error: ConfigError, given: &RequestFields) -> ApiError {
     match error {
         ConfigError::Value { key, value, origin, why } => {
             let field = match &origin {
@@ -127,7 +127,7 @@ pub(super) fn of_media(error: &media::Error, field: &str) -> ApiError {
 }
 
 /// An error of a request that the model cannot serve.
-pub(super) fn of_request(error: &RequestError, given: &Given) -> ApiError {
+pub(super) fn of_request(error: &RequestError, given: &RequestFields) -> ApiError {
     let text = error.to_string();
     let keys = FIELDS.iter().filter_map(|spec| if let Place::Keys(keys) = spec.place { Some(keys) } else { None });
     let keys = keys.flatten().copied().chain(OWN.iter().map(|(key, _)| *key));

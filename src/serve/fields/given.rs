@@ -1,29 +1,29 @@
-//! What a request says, each field once, under its own name.
+//! Fields of a request, each once, under its own name.
 
 use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
 use super::read::{invalid, shown, structure, value};
-use super::table::{self, Kind, PATHS, Place, Spec, WRAPPERS};
+use super::table::{self, FieldKind, PATHS, Place, Spec, WRAPPERS};
 use crate::serve::error::ApiError;
 
 /// Fields in one form, whatever names and types the client wrote them with.
 #[derive(Debug, Default)]
-pub(super) struct Given {
+pub(super) struct RequestFields {
     /// By the fields' own names.
     pub(super) values: Map<String, Value>,
     /// The client's names of them.
     names: BTreeMap<&'static str, String>,
 }
 
-impl Given {
+impl RequestFields {
     /// Reads the fields of a body; of kinds that files belong to, as they stand.
     ///
     /// # Errors
     /// `unknown_field`, `parameter_not_allowed`, `unsupported_parameter`, `invalid_value`, by the client's name.
     pub(super) fn read(fields: Map<String, Value>) -> Result<Self, ApiError> {
-        let mut given = Given::default();
+        let mut given = RequestFields::default();
         let mut wrapped = Vec::new();
         for (name, field) in fields {
             match WRAPPERS.contains(&name.as_str()) {
@@ -149,7 +149,7 @@ fn known(name: &str, shown_as: &str) -> Result<&'static Spec, ApiError> {
 
 /// Refuses a value that would mean something elsewhere.
 fn neutral(values: &[&str], shown_as: &str, field: &Value) -> Result<(), ApiError> {
-    let own = match value(shown_as, Kind::Word(64), field.clone()) {
+    let own = match value(shown_as, FieldKind::Word(64), field.clone()) {
         Ok(Value::String(text)) => text.to_ascii_lowercase(),
         _ => String::new(),
     };

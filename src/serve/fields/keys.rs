@@ -1,4 +1,4 @@
-//! What requests must have in common to run together, and to run the same programs.
+//! Keys of what requests must have in common to run together, and to run the same programs.
 
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};

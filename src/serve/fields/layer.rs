@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::faults::of_config;
-use super::given::Given;
+use super::given::RequestFields;
 use super::read::invalid;
 use super::table::{FIELDS, Place};
 use super::{Endpoint, Fields, tree};
@@ -16,7 +16,7 @@ impl Fields {
     /// The server's configuration with a request's fields over it.
     pub(super) fn laid(
         &self,
-        given: &Given,
+        given: &RequestFields,
         endpoint: Endpoint,
         warnings: &mut Vec<String>,
     ) -> Result<Loaded, ApiError> {
@@ -64,7 +64,7 @@ impl Fields {
     }
 
     /// Refuses a request without what its pipeline starts from.
-    fn check_files(&self, given: &Given, pipeline: Pipeline) -> Result<(), ApiError> {
+    fn check_files(&self, given: &RequestFields, pipeline: Pipeline) -> Result<(), ApiError> {
         let (has, own) = (|field| given.get(field).is_some(), &self.loaded.config.request);
         let in_tree = |key: &str| given.get("ltx2").and_then(|tree| tree.get("request")?.get(key)).is_some();
         let needed: &[(&'static str, bool)] = match pipeline {
@@ -91,7 +91,7 @@ impl Fields {
     }
 
     /// Given sounds and videos, by their paths.
-    fn lay_files(&self, given: &Given, layer: &mut RequestLayer) -> Result<(), ApiError> {
+    fn lay_files(&self, given: &RequestFields, layer: &mut RequestLayer) -> Result<(), ApiError> {
         let fault = |error| of_config(error, given);
         self.lay_images(given, None, layer)?;
         if let Some(sound) = given.get("input_audio") {
@@ -114,8 +114,13 @@ impl Fields {
         Ok(())
     }
 
-    /// Given images; the last frame's number, where one stands for it, is known when the others are laid. Whether one does.
-    fn lay_images(&self, given: &Given, frames: Option<usize>, layer: &mut RequestLayer) -> Result<bool, ApiError> {
+    /// Conditioning images; the last frame's number, where one stands for it, is known when the others are laid. Whether one does.
+    fn lay_images(
+        &self,
+        given: &RequestFields,
+        frames: Option<usize>,
+        layer: &mut RequestLayer,
+    ) -> Result<bool, ApiError> {
         let Some(images) = given.get("images").and_then(Value::as_array) else { return Ok(false) };
         let (mut images, mut any) = (images.clone(), false);
         for image in &mut images {
@@ -151,7 +156,7 @@ impl Fields {
     }
 
     /// The pipeline of a request.
-    fn pipeline(&self, given: &Given, endpoint: Endpoint) -> Result<Pipeline, ApiError> {
+    fn pipeline(&self, given: &RequestFields, endpoint: Endpoint) -> Result<Pipeline, ApiError> {
         let in_tree = given.get("ltx2").and_then(|tree| tree.get(PIPELINE)).and_then(Value::as_str);
         let (field, named) = match (given.text(PIPELINE), in_tree) {
             (Some(name), _) => (given.name(PIPELINE), Some(name)),
@@ -184,7 +189,7 @@ impl Fields {
     }
 
     /// The server's pipeline, or another one that it was started for and that a request's files are for.
-    fn by_files(&self, given: &Given, own: Pipeline) -> Pipeline {
+    fn by_files(&self, given: &RequestFields, own: Pipeline) -> Pipeline {
         let has = |field| given.get(field).is_some();
         let served = self.pipelines();
         let or_own = |other: Pipeline| if served.contains(&other) { other } else { own };
@@ -204,7 +209,12 @@ impl Fields {
     }
 
     /// Width and height, by either way of writing them.
-    fn lay_size(&self, given: &Given, layer: &mut RequestLayer, warnings: &mut Vec<String>) -> Result<(), ApiError> {
+    fn lay_size(
+        &self,
+        given: &RequestFields,
+        layer: &mut RequestLayer,
+        warnings: &mut Vec<String>,
+    ) -> Result<(), ApiError> {
         let fault = |error| of_config(error, given);
         let mut sides = [None, None];
         if let Some(size) = given.get("size") {
@@ -238,7 +248,7 @@ impl Fields {
     /// The number of frames, given or by a duration.
     fn lay_length(
         &self,
-        given: &Given,
+        given: &RequestFields,
         pipeline: Pipeline,
         layer: &mut RequestLayer,
         warnings: &mut Vec<String>,
@@ -263,7 +273,7 @@ impl Fields {
 }
 
 /// The span of a retake, or what an extension adds.
-fn lay_span(given: &Given, pipeline: Pipeline, layer: &mut RequestLayer) -> Result<(), ApiError> {
+fn lay_span(given: &RequestFields, pipeline: Pipeline, layer: &mut RequestLayer) -> Result<(), ApiError> {
     let fault = |error| of_config(error, given);
     let flat = ["start", "end"].into_iter().filter_map(|name| Some((name, given.get(name)?)));
     let flat: Map<String, Value> = flat.map(|(name, value)| (name.into(), value.clone())).collect();

@@ -1,10 +1,10 @@
-//! What the server takes, of what a model could make.
+//! Limits of what the server takes, of what a model could make.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::Map;
 
-use super::given::Given;
+use super::given::RequestFields;
 use super::read::invalid;
 use super::table::MAX_PROMPT;
 use super::{Endpoint, Fields, layer};
@@ -92,7 +92,7 @@ impl Fields {
     }
 
     /// Refuses what the server does not take.
-    pub(super) fn check(&self, loaded: &Loaded, given: &Given) -> Result<(), ApiError> {
+    pub(super) fn check(&self, loaded: &Loaded, given: &RequestFields) -> Result<(), ApiError> {
         let config = &loaded.config;
         check_prompt(loaded, given)?;
         if loaded.has_sigmas_below() && given.get("num_inference_steps").is_some() && given.get("sigmas").is_none() {
@@ -115,7 +115,7 @@ impl Fields {
     }
 
     /// Refuses a size that is not warm, where the server takes no other.
-    fn check_warm(&self, config: &Config, given: &Given) -> Result<(), ApiError> {
+    fn check_warm(&self, config: &Config, given: &RequestFields) -> Result<(), ApiError> {
         if !self.serve().only_warm {
             return Ok(());
         }
@@ -148,7 +148,7 @@ fn written(loaded: &Loaded, key: &str, or: &str) -> String {
     }
 }
 
-fn check_prompt(loaded: &Loaded, given: &Given) -> Result<(), ApiError> {
+fn check_prompt(loaded: &Loaded, given: &RequestFields) -> Result<(), ApiError> {
     let r = &loaded.config.request;
     // That of the configuration is nobody's request.
     let own = matches!(loaded.origin("request.prompt"), ValueOrigin::Field(_));

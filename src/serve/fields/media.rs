@@ -5,9 +5,9 @@ use base64::alphabet::STANDARD;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use serde_json::{Map, Value, json};
 
-use super::given::Given;
+use super::given::RequestFields;
 use super::read::{invalid, no_more, object, shown, structure, take, value};
-use super::table::{self, Kind};
+use super::table::{self, FieldKind};
 use super::{Endpoint, Fields};
 use crate::serve::error::ApiError;
 use crate::serve::form::FilePart;
@@ -19,26 +19,26 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
 );
 /// Members that hold contents.
 const CONTENTS: [&str; 8] = ["file", "data", "content", "image_url", "audio_url", "video_url", "url", "b64_json"];
-/// What a value of a file may be.
+/// Forms that the value of a file may have.
 const FORMS: &str = "give a file part, a data URL or base64";
 /// Reference videos of a request.
 const MAX_REFERENCES: usize = 4;
 
-/// What files are of.
+/// Kind of a given file.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum What {
+enum MediaKind {
     Image,
     Sound,
     Video,
 }
 
 /// The file parts of a form.
-struct Parts {
+struct FormFiles {
     all: Vec<FilePart>,
     used: Vec<bool>,
 }
 
-impl Parts {
+impl FormFiles {
     /// The parts of a field, by any of its names, in order; they are used then.
     fn of(&mut self, spec: &table::Spec) -> Vec<usize> {
         let is_own = |part: &FilePart| table::find(&part.field).is_some_and(|own| own.name == spec.name);
@@ -64,11 +64,11 @@ impl Fields {
     /// A file that is none of its kind, is too large, or is elsewhere; a part that no field names.
     pub(super) fn keep_files(
         &self,
-        given: &mut Given,
+        given: &mut RequestFields,
         parts: Vec<FilePart>,
         endpoint: Endpoint,
     ) -> Result<(), ApiError> {
-        let mut parts = Parts { used: vec![false; parts.len()], all: parts };
+        let mut parts = FormFiles { used: vec![false; parts.len()], all: parts };
         // Parts that a list names are its own, whatever else they are called.
         self.keep_images(given, &mut parts)?;
         self.keep_references(given, &mut parts)?;
@@ -86,7 +86,7 @@ impl Fields {
     }
 
     /// All images, as a list of what is kept.
-    fn keep_images(&self, given: &mut Given, parts: &mut Parts) -> Result<(), ApiError> {
+    fn keep_images(&self, given: &mut RequestFields, parts: &mut FormFiles) -> Result<(), ApiError> {
         let strength = given.take("image_cond_strength").map(|(_, value)| value);
         let crf = given.take("image_crf").map(|(_, value)| value);
         let mut found = Vec::new();
@@ -136,13 +136,13 @@ impl Fields {
     }
 
     /// An image of a list, or the only one.
-    fn keep_image(&self, field: &str, item: Value, parts: &mut Parts) -> Result<Map<String, Value>, ApiError> {
+    fn keep_image(&self, field: &str, item: Value, parts: &mut FormFiles) -> Result<Map<String, Value>, ApiError> {
         let mut kept = Map::new();
         let contents = match structure(field, item)? {
             Value::Object(mut item) => {
                 let contents = contents(field, &mut item)?;
                 let frame = take(&mut item, "frame")
-                    .map(|frame| value(field, Kind::Integer(0, 1_000_000), frame))
+                    .map(|frame| value(field, FieldKind::Integer(0, 1_000_000), frame))
                     .transpose()?;
                 let role = take(&mut item, "role");
                 let frame = match (role.as_ref().map(|role| role.as_str().unwrap_or_default()), frame) {
@@ -153,7 +153,7 @@ impl Fields {
                     (Some(_), None) => return Err(invalid(field, "role must be first_frame or last_frame")),
                 };
                 kept.insert("frame".into(), frame);
-                for (key, kind) in [("strength", Kind::Number(0.0, 1.0)), ("crf", Kind::Integer(0, 51))] {
+                for (key, kind) in [("strength", FieldKind::Number(0.0, 1.0)), ("crf", FieldKind::Integer(0, 51))] {
                     if let Some(given) = take(&mut item, key) {
                         kept.insert(key.into(), value(field, kind, given)?);
                     }
@@ -168,12 +168,12 @@ impl Fields {
                 other
             }
         };
-        let stored = self.keep(field, What::Image, &contents, parts)?;
+        let stored = self.keep(field, MediaKind::Image, &contents, parts)?;
         kept.insert("stored".into(), stored.into());
         Ok(kept)
     }
 
-    fn keep_references(&self, given: &mut Given, parts: &mut Parts) -> Result<(), ApiError> {
+    fn keep_references(&self, given: &mut RequestFields, parts: &mut FormFiles) -> Result<(), ApiError> {
         let Some(spec) = table::find("reference_videos") else { return Ok(()) };
         let taken = given.take(spec.name);
         let name = taken.as_ref().map_or_else(|| spec.name.to_string(), |(name, _)| name.clone());
@@ -211,12 +211,14 @@ impl Fields {
         field: &str,
         mut item: Map<String, Value>,
         contents: &Value,
-        parts: &mut Parts,
+        parts: &mut FormFiles,
     ) -> Result<Value, ApiError> {
         let mut kept = Map::new();
-        kept.insert("stored".into(), self.keep(field, What::Video, contents, parts)?.into());
-        let unit = Kind::Number(0.0, 1.0);
-        for (key, kind) in [("strength", unit), ("attention_strength", unit), ("frames", Kind::Integer(1, 1_000_000))] {
+        kept.insert("stored".into(), self.keep(field, MediaKind::Video, contents, parts)?.into());
+        let unit = FieldKind::Number(0.0, 1.0);
+        for (key, kind) in
+            [("strength", unit), ("attention_strength", unit), ("frames", FieldKind::Integer(1, 1_000_000))]
+        {
             if let Some(given) = take(&mut item, key) {
                 kept.insert(key.into(), value(field, kind, given)?);
             }
@@ -228,13 +230,13 @@ impl Fields {
                 Value::String(name) if parts.all.iter().any(|part| part.field == name) => json!({"file": name}),
                 other => other,
             };
-            kept.insert("mask".into(), self.keep(field, What::Video, &mask, parts)?.into());
+            kept.insert("mask".into(), self.keep(field, MediaKind::Video, &mask, parts)?.into());
         }
         no_more(field, &item, "file, data, strength, attention_strength, mask, frames")?;
         Ok(Value::Object(kept))
     }
 
-    fn keep_sound(&self, given: &mut Given, parts: &mut Parts) -> Result<(), ApiError> {
+    fn keep_sound(&self, given: &mut RequestFields, parts: &mut FormFiles) -> Result<(), ApiError> {
         let Some(spec) = table::find("input_audio") else { return Ok(()) };
         let taken = given.take(spec.name);
         let own = parts.of(spec);
@@ -251,7 +253,7 @@ impl Fields {
                     let contents = contents(&name, &mut item)?;
                     for key in ["start", "duration"] {
                         if let Some(given) = take(&mut item, key) {
-                            kept.insert(key.into(), value(&name, Kind::Number(0.0, 1e6), given)?);
+                            kept.insert(key.into(), value(&name, FieldKind::Number(0.0, 1e6), given)?);
                         }
                     }
                     no_more(&name, &item, "file, data, start, duration")?;
@@ -259,7 +261,7 @@ impl Fields {
                 }
                 other => other,
             };
-            kept.insert("stored".into(), self.keep(&name, What::Sound, &contents, parts)?.into());
+            kept.insert("stored".into(), self.keep(&name, MediaKind::Sound, &contents, parts)?.into());
         }
         if !kept.is_empty() {
             given.put(spec.name, Some(name), Value::Object(kept));
@@ -267,7 +269,7 @@ impl Fields {
         Ok(())
     }
 
-    fn keep_video(&self, given: &mut Given, parts: &mut Parts, endpoint: Endpoint) -> Result<(), ApiError> {
+    fn keep_video(&self, given: &mut RequestFields, parts: &mut FormFiles, endpoint: Endpoint) -> Result<(), ApiError> {
         let Some(spec) = table::find("input_video") else { return Ok(()) };
         let taken = given.take(spec.name);
         let own = parts.of(spec);
@@ -291,7 +293,7 @@ impl Fields {
                     }
                     other => other,
                 };
-                Some(self.keep(&name, What::Video, &contents, parts)?)
+                Some(self.keep(&name, MediaKind::Video, &contents, parts)?)
             }
             (None, None, _) => None,
         };
@@ -302,11 +304,11 @@ impl Fields {
     }
 
     /// Keeps contents: of a part by its name, or as text.
-    fn keep(&self, field: &str, what: What, contents: &Value, parts: &mut Parts) -> Result<String, ApiError> {
+    fn keep(&self, field: &str, what: MediaKind, contents: &Value, parts: &mut FormFiles) -> Result<String, ApiError> {
         let keep = |file: &std::path::Path| match what {
-            What::Image => self.inputs.keep_image(field, file),
-            What::Sound => self.inputs.keep_sound(field, file),
-            What::Video => self.inputs.keep_video(field, file),
+            MediaKind::Image => self.inputs.keep_image(field, file),
+            MediaKind::Sound => self.inputs.keep_sound(field, file),
+            MediaKind::Video => self.inputs.keep_video(field, file),
         };
         match contents {
             Value::Object(file) => {
@@ -337,7 +339,7 @@ fn items(field: &str, given: Value) -> Result<Vec<Value>, ApiError> {
     })
 }
 
-/// What an object says of its contents: text, or `{file}`.
+/// Contents that an object names: text, or `{file}`.
 fn contents(field: &str, item: &mut Map<String, Value>) -> Result<Value, ApiError> {
     if take(item, "file_id").is_some() {
         return Err(invalid(field, format!("file_id is not supported: the server has no files of its own; {FORMS}")));
@@ -358,11 +360,11 @@ fn contents(field: &str, item: &mut Map<String, Value>) -> Result<Value, ApiErro
 }
 
 /// The bytes of a data URL, or of base64.
-fn decode(field: &str, what: What, text: &str) -> Result<Vec<u8>, ApiError> {
+fn decode(field: &str, what: MediaKind, text: &str) -> Result<Vec<u8>, ApiError> {
     let code = match what {
-        What::Image => "invalid_image",
-        What::Sound => "invalid_audio",
-        What::Video => "invalid_video",
+        MediaKind::Image => "invalid_image",
+        MediaKind::Sound => "invalid_audio",
+        MediaKind::Video => "invalid_video",
     };
     let fault = |why: &str| ApiError::field(code, field, format!("{field}: {why}"));
     let text = text.trim();

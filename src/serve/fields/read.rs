@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Number, Value, json};
 
-use super::table::Kind;
+use super::table::FieldKind;
 use crate::serve::error::ApiError;
 use crate::serve::form::parse_json;
 
@@ -30,38 +30,38 @@ pub(super) fn shown(value: &Value) -> String {
 ///
 /// # Errors
 /// A value of another kind, or out of range.
-pub(super) fn value(field: &str, kind: Kind, given: Value) -> Result<Value, ApiError> {
+pub(super) fn value(field: &str, kind: FieldKind, given: Value) -> Result<Value, ApiError> {
     match kind {
-        Kind::Text(most) => text(field, &given, most).map(Value::from),
-        Kind::Word(most) => word(field, given, most),
-        Kind::Integer(least, most) => {
+        FieldKind::Text(most) => text(field, &given, most).map(Value::from),
+        FieldKind::Word(most) => word(field, given, most),
+        FieldKind::Integer(least, most) => {
             let found = integer(field, &given)?;
             let wrong =
                 || invalid(field, format!("must be a whole number from {least} to {most}, not {}", shown(&given)));
             if (i128::from(least)..=i128::from(most)).contains(&found) { Ok(json!(found as u64)) } else { Err(wrong()) }
         }
-        Kind::Number(least, most) => {
+        FieldKind::Number(least, most) => {
             let found = number(field, &given)?;
             let wrong = || invalid(field, format!("must be a number from {least} to {most}, not {}", shown(&given)));
             if (least..=most).contains(&found) { Ok(json!(found)) } else { Err(wrong()) }
         }
-        Kind::Flag => flag(field, &given).map(Value::from),
-        Kind::Seed => seed(field, &given),
-        Kind::Frames if given == "auto" => Ok(given),
-        Kind::Frames => value(field, Kind::Integer(1, 1_000_000), given),
-        Kind::Seconds => {
+        FieldKind::Flag => flag(field, &given).map(Value::from),
+        FieldKind::Seed => seed(field, &given),
+        FieldKind::Frames if given == "auto" => Ok(given),
+        FieldKind::Frames => value(field, FieldKind::Integer(1, 1_000_000), given),
+        FieldKind::Seconds => {
             let found = number(field, &given)?;
             let wrong = || invalid(field, format!("must be a number above 0 and at most 3600, not {}", shown(&given)));
             if found > 0.0 && found <= 3600.0 { Ok(json!(found)) } else { Err(wrong()) }
         }
-        Kind::Numbers => list(field, given)?.iter().map(|item| number(field, item).map(Value::from)).collect(),
-        Kind::Integers => {
+        FieldKind::Numbers => list(field, given)?.iter().map(|item| number(field, item).map(Value::from)).collect(),
+        FieldKind::Integers => {
             let items = list(field, given)?.into_iter();
-            items.map(|item| value(field, Kind::Integer(0, 1 << 16), item)).collect()
+            items.map(|item| value(field, FieldKind::Integer(0, 1 << 16), item)).collect()
         }
-        Kind::Metadata => metadata(field, given),
-        Kind::Retake => span(field, given),
-        Kind::Tree => object(field, given).map(Value::Object),
+        FieldKind::Metadata => metadata(field, given),
+        FieldKind::Retake => span(field, given),
+        FieldKind::Tree => object(field, given).map(Value::Object),
         _ => Ok(given),
     }
 }
@@ -110,7 +110,7 @@ pub(super) fn number(field: &str, given: &Value) -> Result<f64, ApiError> {
     found.ok_or_else(|| invalid(field, format!("must be a number, not {}", shown(given))))
 }
 
-/// A switch.
+/// True or false, also as text.
 pub(super) fn flag(field: &str, given: &Value) -> Result<bool, ApiError> {
     match given {
         Value::Bool(on) => Ok(*on),
@@ -151,7 +151,7 @@ pub(super) fn object(field: &str, given: Value) -> Result<Map<String, Value>, Ap
     }
 }
 
-/// What JSON text says; anything else as it is.
+/// The structure that JSON text says; anything else as it is.
 pub(super) fn structure(field: &str, given: Value) -> Result<Value, ApiError> {
     match given {
         Value::String(text) if text.trim_start().starts_with(['{', '[']) => {
@@ -216,10 +216,10 @@ fn span(field: &str, given: Value) -> Result<Value, ApiError> {
     let mut item = object(field, given)?;
     let mut read = Map::new();
     for (key, kind) in [
-        ("start", Kind::Number(0.0, 1e6)),
-        ("end", Kind::Number(0.0, 1e6)),
-        ("video", Kind::Flag),
-        ("audio", Kind::Flag),
+        ("start", FieldKind::Number(0.0, 1e6)),
+        ("end", FieldKind::Number(0.0, 1e6)),
+        ("video", FieldKind::Flag),
+        ("audio", FieldKind::Flag),
     ] {
         if let Some(given) = take(&mut item, key) {
             read.insert(key.into(), value(field, kind, given)?);

@@ -1,7 +1,7 @@
 //! Requests against the model's sizes and the server's limits, without a device.
 
 use super::faults::of_request;
-use super::given::Given;
+use super::given::RequestFields;
 use super::read::invalid;
 use crate::config::{Config, Job, Pipeline, Reference, Serve, whole_frames};
 use crate::models::presets::Preset;
@@ -39,7 +39,7 @@ impl Resolver {
     ///
     /// # Errors
     /// `too_large` for more frames or tokens than the server's; what the model says of sizes and conditions.
-    pub(super) fn check(&self, config: &Config, serve: &Serve, given: &Given) -> Result<(), ApiError> {
+    pub(super) fn check(&self, config: &Config, serve: &Serve, given: &RequestFields) -> Result<(), ApiError> {
         let fault = |error| of_request(&error, given);
         request::conditions(config).map_err(fault)?;
         let Some(frames) = config.request.num_frames.count() else { return self.check_auto(config, serve, given) };
@@ -65,7 +65,7 @@ impl Resolver {
     }
 
     /// Refuses frames that the model cannot predict, or that could be more than the server makes.
-    fn check_auto(&self, config: &Config, serve: &Serve, given: &Given) -> Result<(), ApiError> {
+    fn check_auto(&self, config: &Config, serve: &Serve, given: &RequestFields) -> Result<(), ApiError> {
         // diffusers' pipeline has a number of its own for models without a head.
         if !self.has_duration_head && config.reference != Reference::Diffusers {
             let name = given.name("num_frames");
@@ -74,7 +74,13 @@ impl Resolver {
         self.check_tokens(config, whole_frames(serve.max_frames), serve, given)
     }
 
-    fn check_tokens(&self, config: &Config, frames: usize, serve: &Serve, given: &Given) -> Result<(), ApiError> {
+    fn check_tokens(
+        &self,
+        config: &Config,
+        frames: usize,
+        serve: &Serve,
+        given: &RequestFields,
+    ) -> Result<(), ApiError> {
         let (width, height) = (config.request.width, config.request.height);
         let tokens = self.grid.latents(1, 1, width, height, frames).map(|latents| self.grid.tokens(&latents));
         let tokens = tokens.map_err(|error| of_request(&error.into(), given))?;

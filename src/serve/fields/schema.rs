@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::table::{FIELDS, Kind, Place, Spec, WRAPPERS};
+use super::table::{FIELDS, FieldKind, Place, Spec, WRAPPERS};
 
 impl Spec {
     /// Values that it takes, beside their text.
@@ -14,31 +14,31 @@ impl Spec {
             return if values.is_empty() { json!({"type": "null"}) } else { json!({"enum": values}) };
         }
         match self.kind {
-            Kind::Text(most) => json!({"type": "string", "maxLength": most}),
-            Kind::Word(most) => json!({"type": "string", "maxLength": most}),
-            Kind::Integer(least, most) => json!({"type": "integer", "minimum": least, "maximum": most}),
-            Kind::Number(least, most) => json!({"type": "number", "minimum": least, "maximum": most}),
-            Kind::Flag => json!({"type": "boolean"}),
-            Kind::Seed => json!({"type": "integer", "minimum": -1, "maximum": u64::MAX}),
-            Kind::Frames => json!({"anyOf": [{"type": "integer", "minimum": 1}, {"const": "auto"}]}),
-            Kind::Seconds => json!({"type": ["number", "string"], "exclusiveMinimum": 0, "maximum": 3600}),
-            Kind::Size => json!({"type": "string", "pattern": "^(auto|[0-9]{2,5}x[0-9]{2,5})?$"}),
-            Kind::Numbers => list(json!({"type": "number"})),
-            Kind::Integers => list(json!({"type": "integer", "minimum": 0})),
-            Kind::Image => json!({"anyOf": [contents, image(), list(item(image()))]}),
-            Kind::Images => list(item(image())),
-            Kind::Sound => item(members(&[
+            FieldKind::Text(most) => json!({"type": "string", "maxLength": most}),
+            FieldKind::Word(most) => json!({"type": "string", "maxLength": most}),
+            FieldKind::Integer(least, most) => json!({"type": "integer", "minimum": least, "maximum": most}),
+            FieldKind::Number(least, most) => json!({"type": "number", "minimum": least, "maximum": most}),
+            FieldKind::Flag => json!({"type": "boolean"}),
+            FieldKind::Seed => json!({"type": "integer", "minimum": -1, "maximum": u64::MAX}),
+            FieldKind::Frames => json!({"anyOf": [{"type": "integer", "minimum": 1}, {"const": "auto"}]}),
+            FieldKind::Seconds => json!({"type": ["number", "string"], "exclusiveMinimum": 0, "maximum": 3600}),
+            FieldKind::Size => json!({"type": "string", "pattern": "^(auto|[0-9]{2,5}x[0-9]{2,5})?$"}),
+            FieldKind::Numbers => list(json!({"type": "number"})),
+            FieldKind::Integers => list(json!({"type": "integer", "minimum": 0})),
+            FieldKind::Image => json!({"anyOf": [contents, image(), list(item(image()))]}),
+            FieldKind::Images => list(item(image())),
+            FieldKind::Sound => item(members(&[
                 ("data", json!({"type": "string"})),
                 ("file", json!({"type": "string"})),
                 ("start", json!({"type": "number", "minimum": 0})),
                 ("duration", json!({"type": "number", "exclusiveMinimum": 0})),
             ])),
-            Kind::Video => item(members(&[
+            FieldKind::Video => item(members(&[
                 ("id", json!({"type": "string"})),
                 ("data", json!({"type": "string"})),
                 ("file", json!({"type": "string"})),
             ])),
-            Kind::Videos => list(item(members(&[
+            FieldKind::Videos => list(item(members(&[
                 ("data", json!({"type": "string"})),
                 ("file", json!({"type": "string"})),
                 ("strength", unit()),
@@ -46,23 +46,23 @@ impl Spec {
                 ("mask", json!({"type": "string"})),
                 ("frames", json!({"type": "integer", "minimum": 1})),
             ]))),
-            Kind::Loras => {
+            FieldKind::Loras => {
                 let one = members(&[
                     ("name", json!({"type": "string"})),
                     ("scale", json!({"type": "number", "minimum": -2, "maximum": 2})),
                 ]);
                 json!({"anyOf": [{"type": "string"}, one, list(one.clone())]})
             }
-            Kind::Metadata => {
+            FieldKind::Metadata => {
                 json!({"type": "object", "maxProperties": 16, "additionalProperties": {"type": "string", "maxLength": 512}})
             }
-            Kind::Retake => members(&[
+            FieldKind::Retake => members(&[
                 ("start", json!({"type": "number", "minimum": 0})),
                 ("end", json!({"type": "number", "minimum": 0})),
                 ("video", json!({"type": "boolean"})),
                 ("audio", json!({"type": "boolean"})),
             ]),
-            Kind::Tree => json!({"type": "object"}),
+            FieldKind::Tree => json!({"type": "object"}),
         }
     }
 }

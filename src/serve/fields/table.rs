@@ -1,14 +1,14 @@
 //! The fields of requests: a row each, from which they are read, documented and suggested.
 
-use Kind::{
+use FieldKind::{
     Flag, Frames, Image, Images, Integer, Integers, Loras, Metadata, Number, Numbers, Retake, Seconds, Seed, Size,
     Sound, Text, Tree, Video, Videos, Word,
 };
 use Place::{Keys, Neutral, Own};
 
-/// What a field's value is.
+/// Kind of a field's value.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Kind {
+pub enum FieldKind {
     /// Text of at most so many bytes.
     Text(usize),
     /// A name, of at most so many characters.
@@ -17,7 +17,7 @@ pub enum Kind {
     Integer(u64, u64),
     /// A number, from and to.
     Number(f64, f64),
-    /// A switch.
+    /// True or false.
     Flag,
     /// A whole number below 2^64; -1 draws one.
     Seed,
@@ -59,7 +59,7 @@ pub struct Spec {
     pub name: &'static str,
     /// Other names of the same.
     pub aliases: &'static [&'static str],
-    pub kind: Kind,
+    pub kind: FieldKind,
     pub place: Place,
     pub description: &'static str,
 }
@@ -67,7 +67,7 @@ pub struct Spec {
 const fn row(
     name: &'static str,
     aliases: &'static [&'static str],
-    kind: Kind,
+    kind: FieldKind,
     place: Place,
     description: &'static str,
 ) -> Spec {
@@ -78,8 +78,8 @@ const fn row(
 pub const MAX_PROMPT: usize = 16 << 10;
 /// Steps that a table of the denoising loop holds; a server takes `serve.max_steps`.
 const MOST_STEPS: u64 = 256;
-const SCALE: Kind = Number(-30.0, 30.0);
-const UNIT: Kind = Number(0.0, 1.0);
+const SCALE: FieldKind = Number(-30.0, 30.0);
+const UNIT: FieldKind = Number(0.0, 1.0);
 
 /// Every field. Where several write one key, that of a later row holds.
 pub static FIELDS: [Spec; 64] = [

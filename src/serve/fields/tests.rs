@@ -33,13 +33,13 @@ impl Server {
         Server { fields, folder }
     }
 
-    pub(super) fn take(&self, form: Form, endpoint: Endpoint) -> Result<Accepted, ApiError> {
+    pub(super) fn accept(&self, form: Form, endpoint: Endpoint) -> Result<Accepted, ApiError> {
         self.fields.accept(form, endpoint, &Caller { name: "me".into(), sees_all: false })
     }
 
     /// A request as JSON.
     fn json(&self, body: &Value) -> Result<Accepted, ApiError> {
-        self.take(Form::json(body.to_string().as_bytes())?, Endpoint::Create)
+        self.accept(Form::json(body.to_string().as_bytes())?, Endpoint::Create)
     }
 
     /// The same as a form.
@@ -47,9 +47,9 @@ impl Server {
         let mut fields = Vec::new();
         body.as_object().expect("an object").iter().for_each(|(name, value)| flat(name, value, &mut fields));
         let heads: Vec<String> = fields.iter().map(|(name, _)| format!("name=\"{name}\"")).collect();
-        let parts: Vec<forms::Part> =
+        let parts: Vec<forms::FormPart> =
             heads.iter().zip(&fields).map(|(head, (_, text))| (head.as_str(), text.as_bytes())).collect();
-        self.take(forms::form(&parts)?, Endpoint::Create)
+        self.accept(forms::form(&parts)?, Endpoint::Create)
     }
 
     /// A request that is good either way, and the same.

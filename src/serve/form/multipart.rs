@@ -108,7 +108,7 @@ fn malformed(why: &str) -> ApiError {
     ApiError::new(400, "invalid_multipart", format!("the form cannot be read: {why}"))
 }
 
-/// What the reader of forms says.
+/// Errors of the reader of forms.
 fn broken(error: MultipartError) -> ApiError {
     match error.status().as_u16() {
         413 => ApiError::new(413, "body_too_large", "the body is too long"),

@@ -10,12 +10,12 @@ use super::Form;
 use crate::serve::error::ApiError;
 
 /// A part of a form: its head behind `form-data`, and its contents.
-pub(in crate::serve) type Part<'a> = (&'a str, &'a [u8]);
+pub(in crate::serve) type FormPart<'a> = (&'a str, &'a [u8]);
 
 const BOUNDARY: &str = "XbOuNdArY";
 
 /// The bytes of a form.
-pub(in crate::serve) fn body(boundary: &str, parts: &[Part]) -> Vec<u8> {
+pub(in crate::serve) fn body(boundary: &str, parts: &[FormPart]) -> Vec<u8> {
     let mut out = Vec::new();
     for (head, contents) in parts {
         out.extend_from_slice(format!("--{boundary}\r\nContent-Disposition: form-data; {head}\r\n\r\n").as_bytes());
@@ -39,14 +39,15 @@ pub(in crate::serve) fn read_bytes(content_type: &str, bytes: Vec<u8>) -> Result
 }
 
 /// A form of parts.
-pub(in crate::serve) fn form(parts: &[Part]) -> Result<Form, ApiError> {
+pub(in crate::serve) fn form(parts: &[FormPart]) -> Result<Form, ApiError> {
     read_bytes(&format!("multipart/form-data; boundary={BOUNDARY}"), body(BOUNDARY, parts))
 }
 
 /// A form of fields alone.
 fn fields(given: &[(&str, &str)]) -> Result<Value, ApiError> {
     let heads: Vec<String> = given.iter().map(|(name, _)| format!("name=\"{name}\"")).collect();
-    let parts: Vec<Part> = heads.iter().zip(given).map(|(head, (_, text))| (head.as_str(), text.as_bytes())).collect();
+    let parts: Vec<FormPart> =
+        heads.iter().zip(given).map(|(head, (_, text))| (head.as_str(), text.as_bytes())).collect();
     form(&parts).map(|form| form.fields.into())
 }
 
@@ -113,7 +114,7 @@ fn what_cannot_be_unfolded_is_said() {
 
 #[test]
 fn files_go_to_the_disk() {
-    let parts: &[Part] = &[
+    let parts: &[FormPart] = &[
         ("name=\"prompt\"", b"a"),
         ("name=\"input_reference\"; filename=\"../../etc/passwd\"\r\nContent-Type: image/png", b"\x89PNG"),
         ("name=\"images[]\"; filename=\"b\"", b"two"),
@@ -132,13 +133,13 @@ fn files_go_to_the_disk() {
 
 #[test]
 fn the_hash_is_of_the_contents_alone() {
-    let parts: &[Part] = &[("name=\"prompt\"", b"a"), ("name=\"f\"; filename=\"x\"", b"bytes")];
-    let of = |boundary: &str, parts: &[Part]| {
+    let parts: &[FormPart] = &[("name=\"prompt\"", b"a"), ("name=\"f\"; filename=\"x\"", b"bytes")];
+    let of = |boundary: &str, parts: &[FormPart]| {
         let kind = format!("multipart/form-data; boundary={boundary}");
         read_bytes(&kind, body(boundary, parts)).expect("a form").body_sha256
     };
     assert_eq!(of("one", parts), of("another-one", parts));
-    let renamed: &[Part] = &[("name=\"prompt\"", b"a"), ("name=\"f\"; filename=\"y\"", b"bytes")];
+    let renamed: &[FormPart] = &[("name=\"prompt\"", b"a"), ("name=\"f\"; filename=\"y\"", b"bytes")];
     assert_eq!(of("one", parts), of("one", renamed), "the client's name of a file says nothing");
     for other in [
         &[("name=\"prompt\"", &b"b"[..]), ("name=\"f\"; filename=\"x\"", b"bytes")][..],
@@ -160,13 +161,13 @@ fn more_than_a_form_may_have_is_refused() {
     let many = |count: usize, file: bool| {
         let tail = if file { "; filename=\"f\"" } else { "" };
         let heads: Vec<String> = (0..count).map(|i| format!("name=\"a{i}\"{tail}")).collect();
-        let parts: Vec<Part> = heads.iter().map(|head| (head.as_str(), &b"1"[..])).collect();
+        let parts: Vec<FormPart> = heads.iter().map(|head| (head.as_str(), &b"1"[..])).collect();
         form(&parts).map(|_| ()).map_err(|e| (e.status, e.code))
     };
     assert_eq!((many(128, false), many(64, true)), (Ok(()), Ok(())));
     let refused = Err((400, "invalid_value"));
     assert_eq!([many(129, false), many(65, true), many(20_000, false)], [refused, refused, refused]);
-    let empty: Vec<Part> = (0..65).map(|_| ("name=\"a\"; filename=\"\"", &b""[..])).collect();
+    let empty: Vec<FormPart> = (0..65).map(|_| ("name=\"a\"; filename=\"\"", &b""[..])).collect();
     assert_eq!(form(&empty).expect_err("too many").code, "invalid_value");
     let fields: serde_json::Map<String, Value> = (0..129).map(|i| (format!("a{i}"), json!(1))).collect();
     assert_eq!(Form::json(Value::Object(fields).to_string().as_bytes()).expect_err("too many").code, "invalid_value");
@@ -220,7 +221,7 @@ fn what_is_no_json_is_said() {
 /// A form that ends anywhere is refused, or, behind its last part, read as a whole.
 #[test]
 fn forms_cut_anywhere_are_refused() {
-    let parts: &[Part] = &[
+    let parts: &[FormPart] = &[
         ("name=\"prompt\"", b"a red circle"),
         ("name=\"extra_params[stg_scale]\"", b"1"),
         ("name=\"input_reference\"; filename=\"a.png\"\r\nContent-Type: image/png", b"\x89PNG\r\n\x1a\n"),
@@ -238,7 +239,7 @@ fn forms_cut_anywhere_are_refused() {
     for kind in ["multipart/form-data", "multipart/form-data; boundary=", "multipart/form-data; boundary=other"] {
         assert_eq!(read_bytes(kind, whole.clone()).expect_err("no boundary").status, 400, "{kind}");
     }
-    let nameless: &[Part] = &[("filename=\"a\"", b"x")];
+    let nameless: &[FormPart] = &[("filename=\"a\"", b"x")];
     assert_eq!(form(nameless).expect_err("no name").code, "invalid_multipart");
 }
 
@@ -258,7 +259,7 @@ proptest! {
         text in "[ -~\r\n-]{0,40}",
     ) {
         let heads: Vec<String> = names.iter().map(|name| format!("name=\"{name}\"")).collect();
-        let parts: Vec<Part> = heads.iter().map(|head| (head.as_str(), text.as_bytes())).collect();
+        let parts: Vec<FormPart> = heads.iter().map(|head| (head.as_str(), text.as_bytes())).collect();
         let error = form(&parts).err();
         prop_assert!(error.is_none_or(|e| (400..500).contains(&e.status) && e.message.lines().count() == 1));
     }

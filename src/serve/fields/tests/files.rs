@@ -49,8 +49,8 @@ fn form(
     let named = files.iter().map(|(name, _)| format!("name=\"{name}\"; filename=\"../a\""));
     let heads: Vec<String> = heads.chain(named).collect();
     let contents = fields.iter().map(|(_, text)| text.as_bytes()).chain(files.iter().map(|(_, bytes)| *bytes));
-    let parts: Vec<forms::Part> = heads.iter().map(String::as_str).zip(contents).collect();
-    server.take(forms::form(&parts)?, endpoint)
+    let parts: Vec<forms::FormPart> = heads.iter().map(String::as_str).zip(contents).collect();
+    server.accept(forms::form(&parts)?, endpoint)
 }
 
 fn create(server: &Server, fields: &[(&str, &str)], files: &[(&str, &[u8])]) -> Result<Accepted, ApiError> {
@@ -249,11 +249,11 @@ fn a_finished_video_is_edited_and_remixed() {
     assert_eq!(source_video(&read(&json!({"video": source.id}))), Ok(Some(source.id.clone())));
     assert_eq!(source_video(&read(&json!({"video": "AAAA"}))), Ok(None));
     assert_eq!(source_video(&read(&json!({"video": "video_x"}))).expect_err("none").status, 404);
-    let edited = server.take(read(&body), Endpoint::Edit(Some(made))).expect("an edit");
+    let edited = server.accept(read(&body), Endpoint::Edit(Some(made))).expect("an edit");
     assert_eq!((edited.config.pipeline, edited.remixed_from.as_ref()), (Pipeline::Retake, Some(&source.id)));
     assert_eq!(edited.inputs.len(), 1);
 
-    let remix = |source: &Accepted, body: Value| server.take(read(&body), Endpoint::Remix(source));
+    let remix = |source: &Accepted, body: Value| server.accept(read(&body), Endpoint::Remix(source));
     let remixed = remix(&source, json!({"prompt": "c"})).expect("a remix");
     assert_eq!((remixed.prompt(), remixed.config.request.seed, remixed.config.sampler.steps), ("c", 5, 8));
     assert_eq!((remixed.remixed_from.as_ref(), remixed.user, remixed.metadata.len()), (Some(&source.id), None, 0));

@@ -178,7 +178,7 @@ proptest! {
         body.entry("prompt").or_insert("a".into());
         let endpoint = [Endpoint::Create, Endpoint::Edit(None), Endpoint::Extend(None)][which];
         let form = Form::json(Value::Object(body).to_string().as_bytes());
-        let taken = SERVER.with(|server| form.and_then(|form| server.take(form, endpoint)));
+        let taken = SERVER.with(|server| form.and_then(|form| server.accept(form, endpoint)));
         if let Err(error) = taken {
             prop_assert!((400..500).contains(&error.status), "{error:?}");
             prop_assert!(error.message.lines().count() == 1 && !error.message.contains("--"), "{error:?}");
