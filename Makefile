@@ -155,19 +155,20 @@ out/ablation/results.jsonl: $(LTX2)
 ablations: out/ablation/results.jsonl
 	python3 scripts/layouts/ablations.py out/ablation/results.jsonl -o benchmarks/ablations.md
 
-# The tuning guide's image of a report. Needs Chromium.
-tuning-image: out/ablation/results.jsonl
-	scripts/tune/browse.py out/ablation/report.html docs/images/tuning.png --size 1300x1180
-
-# The server's page in a Chromium of its own, with axe, on a server of the toy model; writes docs/images/serve-*.png. One case:
-# ONLY=narrow.
+# The tuning guide's image of a report, in a Chromium of its own.
 BROWSER := target/browser
+BROWSE := $(BROWSER)/venv/bin/python
 
+tuning-image: out/ablation/results.jsonl
+	scripts/browser/setup.sh $(BROWSER)
+	$(BROWSE) scripts/tune/browse.py out/ablation/report.html docs/images/tuning.png --size 1300x1180
+
+# The server's page in that Chromium, with axe, on a server of the toy model; writes docs/images/serve-*.png. One case: ONLY=narrow.
 serve-page:
 	cargo build --locked
 	target/debug/ltx2 plugin install cpu
 	scripts/browser/setup.sh $(BROWSER)
-	$(BROWSER)/venv/bin/python scripts/serve/page/check.py target/debug/ltx2 $(BROWSER) target/serve-page \
+	$(BROWSE) scripts/serve/page/check.py target/debug/ltx2 $(BROWSER) target/serve-page \
 		$(if $(ONLY),--only $(ONLY),--images docs/images)
 
 # Collectives of a transformer block by layout, compiled for TPUs, and the figure of them. A quarter of an hour.

@@ -27,6 +27,11 @@ use ltx2::models::vocoder::VocoderConfig;
 use ltx2::pipeline::tensors;
 use ltx2::runtime::Target;
 use ltx2::sampling::sigmas::FlowMatch;
+use ltx2::serve::fields::{Endpoint, Fields};
+use ltx2::serve::form::Form;
+use ltx2::serve::id::Ids;
+use ltx2::serve::inputs::Inputs;
+use ltx2::serve::jobs::Caller;
 use ltx2::weights::lora::updates;
 use ltx2::weights::lora_merge::merge;
 use ltx2::weights::{Checkpoint, Lora, LoraFile, MergeOrder, ModelSource, Overrides};
@@ -38,7 +43,7 @@ pub type Read = Result<(), Box<dyn Error>>;
 pub type Reader = fn(&[u8]) -> Read;
 
 /// Every kind, with what reads it.
-pub const TARGETS: [(&str, Reader); 12] = [
+pub const TARGETS: [(&str, Reader); 13] = [
     ("config", config),
     ("layout", layout),
     ("experiment", experiment),
@@ -51,6 +56,7 @@ pub const TARGETS: [(&str, Reader); 12] = [
     ("trace", trace),
     ("media", media),
     ("words", words),
+    ("request", request),
 ];
 
 /// A folder that this thread keeps, with the shipped configurations in it for those that extend them.
@@ -228,4 +234,22 @@ pub fn words(bytes: &[u8]) -> Read {
         loaded.is_ok()
     };
     any(&[text.parse::<Target>().is_ok(), parse_mesh(text).is_ok(), loads(&set), loads(&mesh)])
+}
+
+/// A body of JSON as a request to the server.
+pub fn request(bytes: &[u8]) -> Read {
+    thread_local! { static SERVER: (Fields, tempfile::TempDir) = server() }
+    let form = Form::json(bytes)?;
+    let caller = Caller { name: String::new(), sees_all: true };
+    SERVER.with(|(fields, _)| fields.accept(form, Endpoint::Create, &caller))?;
+    Ok(())
+}
+
+/// The fields of a server, which keeps given files in a folder of its own.
+fn server() -> (Fields, tempfile::TempDir) {
+    let given = CliOverrides { files: vec!["nano".into()], ..CliOverrides::default() };
+    let folder = folder();
+    let inputs = Inputs::open(folder.path().join("inputs")).expect("a folder");
+    let fields = Fields::new(load(&given).expect("a configuration"), Arc::new(inputs), Ids::behind(None));
+    (fields, folder)
 }

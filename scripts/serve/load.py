@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
@@ -18,8 +19,12 @@ from datetime import date
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-# What the tests are of, by the module or test whose name begins so; those not named here are part of `make test` alone.
+# What tests are of, by what their names begin with. Others are part of `make test` alone.
 FAULTS = json.loads((Path(__file__).parent / "faults.json").read_text())
+
+
+# Lines in which a test says what it measured.
+MEASURED = re.compile(r"^measured: |: p50 .*p99 | are there after ")
 
 
 def lines(file):
@@ -32,9 +37,14 @@ def run(filters, folder, release):
     figures, log = folder / "figures", folder / "log"
     command = ["cargo", "test", "--locked", "--test", "serve", *(["--release"] if release else []), "--"]
     env = os.environ | {"LTX2_TEST_FULL": "1", "LTX2_SERVE_FIGURES": str(figures), "LTX2_TEST_LOG": str(log)}
+    said = {}
     for name in filters:
-        subprocess.run([*command, name, "--test-threads", "1"], cwd=REPOSITORY, env=env, check=False)
-    return lines(figures), lines(log)
+        done = subprocess.run(
+            [*command, name, "--test-threads", "1"], cwd=REPOSITORY, env=env, check=False, text=True, stderr=subprocess.PIPE
+        )
+        sys.stderr.write(done.stderr)
+        said[name] = [line.removeprefix("measured: ") for line in done.stderr.splitlines() if MEASURED.search(line)]
+    return lines(figures), lines(log), said
 
 
 def processor():
@@ -47,16 +57,17 @@ def table(rows):
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
-def page(figures, log, release):
+def page(figures, log, said, release):
     """The page of both tables."""
     word = lambda met: "yes" if met else "**no**"  # noqa: E731
     goals = [("measured", "goal", "figure", "met"), ("---", "---", "---", "---")]
     goals += [(row["what"], row["goal"], row["figure"], word(row["met"])) for row in figures]
-    faults = [("fault", "test", "seconds", "passed"), ("---", "---", "---", "---")]
+    faults = [("fault", "test", "measured", "seconds", "passed"), ("---",) * 5]
     for name, what in FAULTS.items():
         ran = [row for row in log if row["test"].startswith(name) and row["outcome"] != "ignored"]
         good = bool(ran) and all(row["outcome"] == "passed" for row in ran)
-        faults.append((what, f"`serve {name}`", f"{sum(row['seconds'] for row in ran):.1f}" if ran else "not run", word(good)))
+        seconds = f"{sum(row['seconds'] for row in ran):.1f}" if ran else "not run"
+        faults.append((what, f"`serve {name}`", "; ".join(said.get(name, [])), seconds, word(good)))
     built = "release" if release else "development"
     return f"""# The server under load
 
@@ -85,8 +96,8 @@ def main():
     parser.add_argument("--figures-only", action="store_true", help="without the faults; nothing is written")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        figures, log = run(["figures::", *([] if arguments.figures_only else FAULTS)], Path(folder), arguments.release)
-    text = page(figures, log, arguments.release)
+        figures, log, said = run(["figures::", *([] if arguments.figures_only else FAULTS)], Path(folder), arguments.release)
+    text = page(figures, log, said, arguments.release)
     print(text)
     if not arguments.figures_only:
         Path(arguments.output).write_text(text)

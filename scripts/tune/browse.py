@@ -1,43 +1,20 @@
 #!/usr/bin/env python3
-"""A screenshot of a report: scripts/tune/browse.py REPORT.html IMAGE.png [--size 1400x1500].
+"""A screenshot of a report: browse.py REPORT.html IMAGE.png [--size 1400x1500], in the venv of `scripts/browser/setup.sh`.
 
-Needs Chromium (Debian: `apt-get install chromium`), found on the PATH or named by CHROMIUM. The page is opened from its file
-with the network cut off, so a report that fetched something would show it: what the page says on its console is printed,
-and an error there ends the script with 1.
+The page is opened from its file with the network cut off: an error of its console, a request to anywhere, and what axe finds
+wrong end the script with 1.
 """
 
 import argparse
-import os
 import pathlib
-import shutil
-import subprocess
 import sys
-import tempfile
 
-NAMES = ["chromium", "chromium-browser", "google-chrome", "chrome"]
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "browser"))
+
+from browser import Browser  # noqa: E402
+
 LARGEST = 1_000_000
-
-
-def browser():
-    """The browser's path."""
-    found = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
-    if not found:
-        sys.exit("browse.py: no Chromium: `apt-get install chromium`, or name one in CHROMIUM")
-    return found
-
-
-def screenshot(page, png, width, height):
-    """Writes the top of a page as it is drawn; what the page said on its console."""
-    with tempfile.TemporaryDirectory() as profile:
-        command = [browser(), "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--hide-scrollbars"]
-        command += ["--disable-background-networking", "--host-resolver-rules=MAP * ~NOTFOUND", "--enable-logging=stderr"]
-        command += [f"--user-data-dir={profile}", f"--window-size={width},{height}", "--virtual-time-budget=3000"]
-        command += [f"--screenshot={png}", page.as_uri()]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    said = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-    if not png.exists():
-        sys.exit(f"browse.py: no image was made (exit code {done.returncode}): {done.stderr[-500:]}")
-    return said
 
 
 def main():
@@ -45,21 +22,19 @@ def main():
     parser.add_argument("report", type=pathlib.Path)
     parser.add_argument("image", type=pathlib.Path)
     parser.add_argument("--size", default="1400x1500", help="of the window, WIDTHxHEIGHT")
+    parser.add_argument("--browser", default="target/browser", help="folder of scripts/browser/setup.sh")
     args = parser.parse_args()
     width, height = (int(n) for n in args.size.split("x"))
     if not args.report.is_file():
         sys.exit(f"browse.py: there is no {args.report}")
-    args.image.parent.mkdir(parents=True, exist_ok=True)
-    args.image.unlink(missing_ok=True)
-    said = screenshot(args.report.resolve(), args.image.resolve(), width, height)
-    for line in said:
-        print(line, file=sys.stderr)
-    size = args.image.stat().st_size
+    with Browser(args.browser) as browser:
+        page = browser.open(args.report.resolve().as_uri(), width=width, height=height)
+        page.wait_for_load_state("networkidle")
+        size = page.shot(args.image, LARGEST)
+        problems = page.problems() + page.axe(browser.axe)
     print(f"{args.image}: {size} bytes")
-    if any("ERROR" in line or "Uncaught" in line for line in said):
-        sys.exit("browse.py: the page has errors")
-    if size > LARGEST:
-        sys.exit(f"browse.py: {size} bytes are more than {LARGEST}: take a smaller --size")
+    if problems:
+        sys.exit("browse.py: " + "\n".join(problems))
 
 
 if __name__ == "__main__":

@@ -115,10 +115,14 @@ fn read_frames(path: &Path, ffmpeg: &Path, most: Option<usize>) -> Result<Frames
     let limit = most.map(|most| ["-frames:v".to_string(), most.to_string()]);
     let limit: Vec<&str> = limit.iter().flatten().map(String::as_str).collect();
     let format = ["-f", "image2pipe", "-c:v", "ppm", "-pix_fmt", "rgb24"];
-    let bytes = decoded_by(path, ffmpeg, &BEFORE, &[&FRAMES[..], &limit, &format].concat())?;
+    // What is decoded may be larger than the header tells: memory goes by the header, and some blocks at the edges.
+    let told = told(path)?;
+    let pixels = told.as_ref().map(|told| ((told.width + 64) * (told.height + 64)).to_string());
+    let before: Vec<&str> = pixels.iter().flat_map(|pixels| ["-max_pixels", pixels]).chain(BEFORE).collect();
+    let bytes = decoded_by(path, ffmpeg, &before, &[&FRAMES[..], &limit, &format].concat())?;
     let frames = bytes.and_then(|bytes| pixmaps(&bytes));
     let frames = frames.ok_or_else(|| unusable(path, "it has no video stream of one frame size"))?;
-    let Some(told) = told(path)? else { return Ok(frames) };
+    let Some(told) = told else { return Ok(frames) };
     let all = told.times.len().min(most.unwrap_or(usize::MAX));
     let (width, height, count) = (frames.width(), frames.height(), frames.count());
     if (width, height, count) == (told.width, told.height, all) {

@@ -108,6 +108,7 @@ pub struct Jobs {
     work: Condvar,
     version: watch::Sender<u64>,
     is_draining: AtomicBool,
+    has_failed: AtomicBool,
     /// Calls of [`Jobs::sweep`] that were asked for.
     sweeps: (Mutex<bool>, Condvar),
 }

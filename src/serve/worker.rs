@@ -82,13 +82,9 @@ impl Worker {
     /// # Errors
     /// Why the device failed.
     pub fn join(self) -> Result<(), String> {
-        let [device, finisher, sweeper]: [JoinHandle<()>; 3] =
-            self.threads.try_into().map_err(|_| "three threads were started".to_string())?;
-        for thread in [device, finisher] {
+        for thread in self.threads {
             thread.join().map_err(|panic| words(&*panic))?;
         }
-        // It sleeps between its sweeps, and holds nothing that the process has to wait for.
-        drop(sweeper);
         match &*self.status.borrow() {
             Status::Failed(reason) => Err(reason.clone()),
             _ => Ok(()),

@@ -185,4 +185,18 @@ macro_rules! each {
         }
     };
 }
-each!(config, layout, experiment, safetensors, index, tokenizer, model_config, lora, module, trace, media, words);
+each!(
+    config,
+    layout,
+    experiment,
+    safetensors,
+    index,
+    tokenizer,
+    model_config,
+    lora,
+    module,
+    trace,
+    media,
+    words,
+    request
+);

@@ -2,7 +2,6 @@
 //! `make serve-load` runs them alone and writes the table. A figure that misses its goal fails there, not
 //! here: other work of the machine shows in it.
 
-use std::collections::BTreeMap;
 use std::io::Cursor;
 use std::net::SocketAddr;
 use std::ops::ControlFlow;
@@ -14,12 +13,12 @@ use std::time::{Duration, Instant};
 use ltx2::serve::device::{Device, Made, Moment, Order, RunError, Watch};
 use ltx2::serve::error::Failure;
 use ltx2::serve::job::{Produced, Stage};
-use ltx2::serve::server::Server;
+use ltx2::serve::server::{Options, Server};
 use ltx2::serve::store::Variant;
 use serde_json::{Value, json};
 
-use crate::client::{self, Connection};
 use crate::scripted;
+use crate::site::{Client, Events, started};
 use crate::support::harness::note_figure as note;
 use crate::support::needs;
 
@@ -135,8 +134,8 @@ impl Bench {
         let folder = scripted::quick_folder();
         let log = Arc::new(Log::default());
         let own = Arc::clone(&log);
-        let server =
-            client::server(folder.path(), &["serve.queue=2000", "serve.queue_per_key=2000"], || Timed { log: own });
+        let keys = ["queue=2000", "queue_per_key=2000"];
+        let server = started(&folder.path().join("state"), &keys, Options::default(), Timed { log: own });
         Bench { server, log, _folder: folder }
     }
 
@@ -144,8 +143,8 @@ impl Bench {
         self.server.address()
     }
 
-    fn connection(&self) -> Connection {
-        Connection::open(self.to())
+    fn connection(&self) -> Client {
+        Client::to(self.to())
     }
 
     fn end(self) {
@@ -158,10 +157,16 @@ fn request(prompt: &str) -> Value {
     json!({"prompt": prompt, "size": "64x64", "num_frames": 9})
 }
 
+/// Takes a video into the queue; its id.
+fn create(client: &mut Client, prompt: &str) -> String {
+    let answer = client.send("POST", "/v1/videos", Some(&request(prompt)));
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    answer.json()["id"].as_str().expect("an id").into()
+}
+
 /// Waits for a video's end by its events; the moment of each, with its object.
 fn followed(to: SocketAddr, id: &str) -> Vec<(Instant, String, Value)> {
-    Connection::open(to)
-        .events(&format!("/v1/videos/{id}/events"))
+    Events::open(Client::to(to), &format!("/v1/videos/{id}/events"))
         .map(|(name, data)| (Instant::now(), name, data))
         .collect()
 }
@@ -179,7 +184,9 @@ fn large_png(bytes: usize) -> Vec<u8> {
     png.into_inner()
 }
 
-fn form(prompt: &str, image: &[u8]) -> (BTreeMap<String, String>, Vec<u8>) {
+const FORM: &str = "multipart/form-data; boundary=b";
+
+fn form(prompt: &str, image: &[u8]) -> Vec<u8> {
     let mut body = Vec::new();
     for (name, value) in [("prompt", prompt), ("size", "64x64"), ("num_frames", "9")] {
         body.extend(format!("--b\r\nContent-Disposition: form-data; name=\"{name}\"\r\n\r\n{value}\r\n").bytes());
@@ -187,25 +194,28 @@ fn form(prompt: &str, image: &[u8]) -> (BTreeMap<String, String>, Vec<u8>) {
     body.extend(b"--b\r\nContent-Disposition: form-data; name=\"input_reference\"; filename=\"a.png\"\r\n\r\n");
     body.extend(image);
     body.extend(b"\r\n--b--\r\n");
-    (BTreeMap::from([("content-type".into(), "multipart/form-data; boundary=b".into())]), body)
+    body
 }
 
 #[needs(full)]
 fn creates() {
     let bench = Bench::start();
     let mut connection = bench.connection();
-    let mut timed = |send: &mut dyn FnMut(&mut Connection)| {
+    let mut timed = |send: &mut dyn FnMut(&mut Client)| {
         let begun = Instant::now();
         send(&mut connection);
         begun.elapsed()
     };
-    let texts = (0..300).map(|at| timed(&mut |c| drop(c.post("/v1/videos", &request(&format!("text {at}"))).id())));
+    let texts = (0..300).map(|at| timed(&mut |c| drop(create(c, &format!("text {at}")))));
     Times::of(texts.collect::<Vec<_>>()).note("create, text only", 10.0, 30.0);
     let image = large_png(4 << 20);
     assert!(image.len() > 3 << 20, "{} bytes", image.len());
     let images = (0..40).map(|at| {
-        let (headers, body) = form(&format!("image {at}"), &image);
-        timed(&mut |c| drop(c.send("POST", "/v1/videos", &headers, &body).id()))
+        let body = form(&format!("image {at}"), &image);
+        timed(&mut |c| {
+            let answer = c.roundtrip("POST", "/v1/videos", &[("content-type", FORM)], Some(&body)).expect("an answer");
+            assert_eq!(answer.status, 200, "{}", answer.text());
+        })
     });
     Times::of(images.collect::<Vec<_>>()).note("create, with a PNG of 4 MiB", 150.0, 400.0);
     bench.end();
@@ -214,7 +224,7 @@ fn creates() {
 #[needs(full)]
 fn polls() {
     let bench = Bench::start();
-    let id = bench.connection().post("/v1/videos", &request("steps=100000 ms=1")).id();
+    let id = create(&mut bench.connection(), "steps=100000 ms=1");
     let path = format!("/v1/videos/{id}");
     // Four connections, together a thousand requests a second for five seconds.
     let (sender, times) = channel();
@@ -242,7 +252,7 @@ fn polls() {
                 let path = &path;
                 let to = bench.to();
                 std::thread::Builder::new().stack_size(256 << 10).spawn_scoped(scope, move || {
-                    let mut connection = Connection::open(to);
+                    let mut connection = Client::to(to);
                     let ask = |_| {
                         let asked = Instant::now();
                         assert_eq!(connection.get(path).status, 200);
@@ -263,7 +273,7 @@ fn polls() {
         &figure,
         count == 10_000 && p99 < 250.0,
     );
-    bench.connection().send("DELETE", &path, &BTreeMap::new(), b"");
+    bench.connection().send("DELETE", &path, None);
     bench.end();
 }
 
@@ -271,11 +281,11 @@ fn polls() {
 fn events() {
     let bench = Bench::start();
     let mut first = Vec::new();
-    let id = bench.connection().post("/v1/videos", &request("steps=200 ms=20")).id();
+    let id = create(&mut bench.connection(), "steps=200 ms=20");
     for _ in 0..100 {
         let connection = bench.connection();
         let asked = Instant::now();
-        let begun = connection.events(&format!("/v1/videos/{id}/events")).next().expect("an event");
+        let begun = Events::open(connection, &format!("/v1/videos/{id}/events")).next().expect("an event");
         assert_eq!(begun.0, "video", "the first event is the whole object");
         first.push(asked.elapsed());
     }
@@ -284,7 +294,7 @@ fn events() {
         let last = followed(bench.to(), &id);
         assert_eq!(last.last().expect("an event").2["status"], "completed");
         bench.log.steps.lock().unwrap().clear();
-        bench.connection().post("/v1/videos", &request("steps=100 ms=20")).id()
+        create(&mut bench.connection(), "steps=100 ms=20")
     };
     let heard = followed(bench.to(), &id);
     let steps = bench.log.steps.lock().unwrap().clone();
@@ -301,15 +311,14 @@ fn events() {
 fn cancels() {
     let bench = Bench::start();
     let mut connection = bench.connection();
-    let cancel = |connection: &mut Connection, id: &str| {
+    let cancel = |connection: &mut Client, id: &str| {
         let asked = Instant::now();
-        let answer = connection.post(&format!("/v1/videos/{id}/cancel"), &json!({}));
+        let answer = connection.send("POST", &format!("/v1/videos/{id}/cancel"), None);
         assert_eq!((answer.status, &answer.json()["error"]["code"]), (200, &"cancelled".into()));
         (asked, asked.elapsed())
     };
-    let running = connection.post("/v1/videos", &request("steps=100000 ms=50")).id();
-    let queued: Vec<String> =
-        (0..100).map(|at| connection.post("/v1/videos", &request(&format!("waits {at}"))).id()).collect();
+    let running = create(&mut connection, "steps=100000 ms=50");
+    let queued: Vec<String> = (0..100).map(|at| create(&mut connection, &format!("waits {at}"))).collect();
     Times::of(queued.iter().map(|id| cancel(&mut connection, id).1).collect::<Vec<_>>()).note(
         "cancel, queued",
         5.0,
@@ -319,7 +328,7 @@ fn cancels() {
     scripted::until("the cancelled video to leave the device", || bench.log.runs.lock().unwrap().len() == 1);
     let mut stops = Vec::new();
     for at in 0..30 {
-        let id = connection.post("/v1/videos", &request(&format!("steps=100000 ms=50 at {at}"))).id();
+        let id = create(&mut connection, &format!("steps=100000 ms=50 at {at}"));
         std::thread::sleep(Duration::from_millis(60 + at * 3));
         let (asked, _) = cancel(&mut connection, &id);
         scripted::until("the cancelled video to leave the device", || {
@@ -340,7 +349,7 @@ fn overhead() {
         bench.log.runs.lock().unwrap().clear();
         bench.log.writes.lock().unwrap().clear();
         let begun = Instant::now();
-        let id = connection.post("/v1/videos", &request(&format!("steps=2 ms=5 alone {at}"))).id();
+        let id = create(&mut connection, &format!("steps=2 ms=5 alone {at}"));
         let (done, _, data) = followed(bench.to(), &id).pop().expect("an event");
         assert_eq!(data["status"], "completed");
         let run = bench.log.runs.lock().unwrap()[0];
@@ -353,9 +362,8 @@ fn overhead() {
         60.0,
     );
     bench.log.runs.lock().unwrap().clear();
-    let hold = connection.post("/v1/videos", &request("steps=10 ms=50 first")).id();
-    let ids: Vec<String> =
-        (0..200).map(|at| connection.post("/v1/videos", &request(&format!("ms=5 {at}"))).id()).collect();
+    let hold = create(&mut connection, "steps=10 ms=50 first");
+    let ids: Vec<String> = (0..200).map(|at| create(&mut connection, &format!("ms=5 {at}"))).collect();
     for id in [&hold].into_iter().chain(&ids) {
         followed(bench.to(), id);
     }
@@ -374,7 +382,7 @@ fn starts_and_ends() {
         let bench = Bench::start();
         starts.push(begun.elapsed());
         let mut connection = bench.connection();
-        let id = connection.post("/v1/videos", &request(&format!("steps=100000 ms=50 {at}"))).id();
+        let id = create(&mut connection, &format!("steps=100000 ms=50 {at}"));
         scripted::until("it to run", || connection.get(&format!("/v1/videos/{id}")).json()["status"] == "in_progress");
         let asked = Instant::now();
         bench.end();
@@ -396,11 +404,11 @@ fn memory() {
     let mut connection = bench.connection();
     let mut make = |count: usize| {
         for at in 0..count {
-            let id = connection.post("/v1/videos", &request(&format!("flat {at}"))).id();
+            let id = create(&mut connection, &format!("flat {at}"));
             let path = format!("/v1/videos/{id}");
             scripted::until("it to be made", || connection.get(&path).json()["status"] == "completed");
             // As many are kept as before: what grows with them is not what is looked for.
-            connection.send("DELETE", &path, &BTreeMap::new(), b"");
+            connection.send("DELETE", &path, None);
         }
         resident()
     };

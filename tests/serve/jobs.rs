@@ -175,7 +175,9 @@ fn a_full_queue_refuses_and_leaves_nothing() {
 #[needs(nothing)]
 fn an_idempotency_key_makes_one_job() {
     let state = quick_folder();
-    let server = Server::start(state.path(), settings());
+    // The wall's clock is that of the requests.
+    let pace = Pace { clock: Arc::new(|| 1_800_000_100), ..Pace::default() };
+    let server = Server::with(store(state.path()), state.path(), settings(), pace.clone());
     let send = |server: &Server, prompt: &str| {
         let ticket = server.jobs.admit(&anyone()).expect("a place");
         server.jobs.submit(ticket, request(&server.ids, prompt))
@@ -193,8 +195,7 @@ fn an_idempotency_key_makes_one_job() {
     assert_eq!(listed(&state.path().join("jobs")).len(), 1);
     server.wait(&ids[0]);
     server.stop().expect("drained");
-    // It holds over a restart, and goes with its job. The wall's clock is that of the request.
-    let pace = Pace { clock: Arc::new(|| 1_800_000_100), ..Pace::default() };
+    // It holds over a restart, and goes with its job.
     let server = Server::with(store(state.path()), state.path(), settings(), pace);
     assert!(
         matches!(send(&server, "idempotency=k").expect("taken"), Submitted::Again(job) if job.accepted.id == ids[0])
@@ -352,10 +353,10 @@ fn shapes_are_warmed_evicted_and_grouped() {
     server.log.released.store(true, Ordering::Release);
     sent.iter().for_each(|id| drop(server.wait(id)));
     let ran: Vec<VideoId> = server.log.orders.lock().unwrap().iter().skip(1).map(|(ids, _)| ids[0].clone()).collect();
-    let expected: Vec<VideoId> = [2, 3, 4, 5, 0, 6, 1].iter().map(|n| sent[*n].clone()).collect();
+    let expected: Vec<VideoId> = [2, 3, 4, 5, 0, 1, 6].iter().map(|n| sent[*n].clone()).collect();
     assert_eq!(ran, expected);
     assert_eq!(*server.log.warmed.lock().unwrap(), ["shapea"]);
-    assert_eq!(*server.log.evicted.lock().unwrap(), ["shapeb"]);
+    assert_eq!(*server.log.evicted.lock().unwrap(), ["shapea", "shapeb"]);
     server.stop().expect("drained");
 
     let jobs = Jobs::open(store(state.path()), settings).expect("jobs");

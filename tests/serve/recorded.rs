@@ -9,12 +9,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ltx2::serve::server::Server;
+use ltx2::serve::server::{Options, Server};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use crate::client::{self, Answer, Connection};
 use crate::scripted::{self, ScriptedDevice};
+use crate::site::{Answer, Client, started};
 use crate::support::needs;
 
 /// Longest time that a video takes on the scripted device.
@@ -152,7 +152,10 @@ impl Replay<'_> {
             (None, Some(body)) => self.named(body).into_bytes(),
             (None, None) => Vec::new(),
         };
-        Connection::open(self.server.address()).send(&call.method, &self.named(&call.path), &headers, &body)
+        let headers: Vec<(&str, &str)> = headers.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        let body = (call.method == "POST").then_some(body.as_slice());
+        let mut client = Client::to(self.server.address());
+        client.roundtrip(&call.method, &self.named(&call.path), &headers, body).expect("an answer")
     }
 
     /// Sends it until its answer's status is the one that the client waited for.
@@ -198,14 +201,14 @@ impl Replay<'_> {
 /// A server as the client's own run had it, on the scripted device.
 fn start(folder: &Path, with_keys: bool, any_model: bool) -> Server {
     let keys = folder.join("keys");
-    let mut set = vec!["serve.served_model_name=[nano]".to_string(), format!("serve.any_model={any_model}")];
+    let mut set = vec!["served_model_name=[nano]".to_string(), format!("any_model={any_model}")];
     if with_keys {
         fs::write(&keys, "first:first-key-of-the-test\nsecond:second-key-of-the-test\n").expect("written");
         fs::set_permissions(&keys, fs::Permissions::from_mode(0o600)).expect("a mode");
-        set.push(format!("serve.api_key_file={}", keys.display()));
+        set.push(format!("api_key_file={}", keys.display()));
     }
     let set: Vec<&str> = set.iter().map(String::as_str).collect();
-    client::server(folder, &set, || ScriptedDevice::new(Arc::default()))
+    started(&folder.join("state"), &set, Options::default(), ScriptedDevice::new(Arc::default()))
 }
 
 /// Sends all that a client sent, each of its checks to a server of its own.

@@ -2,11 +2,12 @@
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ltx2::config::{CliOverrides, load};
+use ltx2::serve::device::Device;
 use ltx2::serve::server::{Options, Server};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -16,6 +17,18 @@ use crate::scripted::{Log, ScriptedDevice, quick_folder};
 /// A request that the toy model could make in no time.
 pub fn body(prompt: &str) -> Value {
     json!({"prompt": prompt, "size": "64x64", "num_frames": 9, "seed": 7})
+}
+
+/// A server of the toy model's configuration on a device of tests; it is ready.
+pub fn started(state: &Path, keys: &[&str], options: Options, device: impl Device + Send + 'static) -> Server {
+    let own = ["listen=127.0.0.1:0", "min_free=0", "warm=[\"none\"]", "queue=1000", "queue_per_key=1000"];
+    let set = own.iter().chain(keys).map(|key| format!("serve.{key}"));
+    let set = set.chain([format!("serve.state={}", state.display())]).collect();
+    let loaded = load(&CliOverrides { files: vec!["nano".into()], set, ..CliOverrides::default() });
+    let factory = Box::new(move || Ok(Box::new(device) as Box<dyn Device>));
+    let server = Server::start(loaded.expect("a configuration"), options, factory).expect("a server");
+    server.wait_ready(Duration::from_secs(30)).expect("ready");
+    server
 }
 
 /// A server over HTTP on the scripted device.
@@ -41,15 +54,9 @@ impl Site {
 
     /// In a folder that outlives it.
     pub fn at(state: PathBuf, keys: &[&str], options: Options) -> Self {
-        let own = ["listen=127.0.0.1:0", "min_free=0", "warm=[\"none\"]", "queue=1000", "queue_per_key=1000"];
-        let set = own.iter().chain(keys).map(|key| format!("serve.{key}"));
-        let set = set.chain([format!("serve.state={}", state.display())]).collect();
-        let loaded = load(&CliOverrides { files: vec!["nano".into()], set, ..CliOverrides::default() });
         let log = Arc::new(Log::default());
         let device = ScriptedDevice::new(Arc::clone(&log));
-        let factory = Box::new(move || Ok(Box::new(device) as Box<dyn ltx2::serve::device::Device>));
-        let server = Server::start(loaded.expect("a configuration"), options, factory).expect("a server");
-        server.wait_ready(Duration::from_secs(30)).expect("ready");
+        let server = started(&state, keys, options, device);
         Site { address: server.address(), server, log, state, folder: None }
     }
 

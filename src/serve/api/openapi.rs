@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::App;
 use super::routes::{Gives, ROUTES, Route, Takes};
-use crate::serve::fields::table::{FIELDS, Kind};
+use crate::serve::fields::request_schema;
 
 pub(super) async fn document(State(_app): State<Arc<App>>) -> Json<&'static Value> {
     static DOCUMENT: OnceLock<Value> = OnceLock::new();
@@ -117,39 +117,6 @@ fn error_response() -> Value {
     })
 }
 
-/// The fields of requests, under each of their names. Numbers are taken as text, too, and structures as text of JSON.
-fn fields() -> Map<String, Value> {
-    let mut all = Map::new();
-    for spec in &FIELDS {
-        let mut schema = field(spec.kind);
-        schema["description"] = spec.description.into();
-        for alias in spec.aliases {
-            all.insert((*alias).into(), json!({"description": format!("Another name of {}.", spec.name)}));
-        }
-        all.insert(spec.name.into(), schema);
-    }
-    all
-}
-
-fn field(kind: Kind) -> Value {
-    let list = |item: Value| json!({"type": ["array", "string"], "items": item});
-    match kind {
-        Kind::Text(most) | Kind::Word(most) => json!({"type": "string", "maxLength": most}),
-        Kind::Integer(least, most) => json!({"type": ["integer", "string"], "minimum": least, "maximum": most}),
-        Kind::Number(least, most) => json!({"type": ["number", "string"], "minimum": least, "maximum": most}),
-        Kind::Flag => json!({"type": ["boolean", "string"]}),
-        Kind::Seed => json!({"type": ["integer", "string"], "minimum": -1, "maximum": u64::MAX}),
-        Kind::Frames => json!({"type": ["integer", "string"]}),
-        Kind::Seconds => json!({"type": ["number", "string"]}),
-        Kind::Size => json!({"type": "string", "examples": ["768x512"]}),
-        Kind::Numbers => list(json!({"type": "number"})),
-        Kind::Integers => list(json!({"type": "integer"})),
-        Kind::Images | Kind::Videos | Kind::Loras => json!({"type": ["array", "object", "string"]}),
-        Kind::Image | Kind::Sound | Kind::Video => json!({"type": ["object", "string", "array"]}),
-        Kind::Metadata | Kind::Retake | Kind::Tree => json!({"type": ["object", "string"]}),
-    }
-}
-
 fn schemas() -> Value {
     let text = json!({"type": "string"});
     let maybe = |kind: &str| json!({"type": [kind, "null"]});
@@ -167,7 +134,7 @@ fn schemas() -> Value {
         })
     };
     json!({
-        "Create": {"type": "object", "properties": fields(), "additionalProperties": false},
+        "Create": request_schema(),
         "Video": {
             "type": "object",
             "required": ["id", "object", "model", "status", "progress", "created_at", "seconds", "size"],

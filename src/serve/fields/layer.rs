@@ -155,7 +155,8 @@ impl Fields {
         let in_tree = given.get("ltx2").and_then(|tree| tree.get(PIPELINE)).and_then(Value::as_str);
         let (field, named) = match (given.text(PIPELINE), in_tree) {
             (Some(name), _) => (given.name(PIPELINE), Some(name)),
-            (None, name) => ("ltx2.pipeline".into(), name),
+            (None, Some(name)) => ("ltx2.pipeline".into(), Some(name)),
+            (None, None) => (PIPELINE.into(), None),
         };
         let own = self.loaded.config.pipeline;
         let chosen = match (named, endpoint) {

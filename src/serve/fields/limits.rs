@@ -1,11 +1,19 @@
 //! What the server takes, of what a model could make.
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::Map;
+
 use super::given::Given;
 use super::read::invalid;
 use super::table::MAX_PROMPT;
-use super::{Fields, layer};
+use super::{Endpoint, Fields, layer};
 use crate::config::{Config, Loaded, NumFrames, Pipeline, ValueOrigin};
+use crate::media;
 use crate::serve::error::ApiError;
+use crate::serve::form::Form;
+use crate::serve::job::Accepted;
+use crate::serve::jobs::Caller;
 
 /// A size that is compiled before the server is ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
@@ -62,6 +70,25 @@ impl Fields {
             [one] if one == "none" => Ok(Vec::new()),
             all => all.iter().map(|text| Shape::parse(text, config.pipeline)).collect(),
         }
+    }
+
+    /// The request that runs a warm shape's programs, of no caller's: from a grey image where the pipeline starts from one.
+    ///
+    /// # Errors
+    /// A shape that requests could not ask for.
+    pub fn warm(&self, shape: &Shape) -> Result<Accepted, ApiError> {
+        let mut fields = Map::new();
+        let sizes = [("width", shape.width), ("height", shape.height), ("num_frames", shape.num_frames), ("seed", 0)];
+        fields.extend(sizes.map(|(name, value)| (name.to_string(), value.into())));
+        fields.insert("prompt".into(), "warm-up".into());
+        fields.insert("pipeline".into(), shape.pipeline.name().into());
+        if matches!(shape.pipeline, Pipeline::ImageToVideo | Pipeline::Keyframes) {
+            let png = media::png_bytes(&[128; 3 * 32 * 32], 32, 32);
+            let png = png.map_err(|_| ApiError::new(500, "internal", "no image for the warm-up"))?;
+            fields.insert("input_reference".into(), STANDARD.encode(png).into());
+        }
+        let form = Form { fields, ..Form::default() };
+        self.accept(form, Endpoint::Create, &Caller { name: String::new(), sees_all: true })
     }
 
     /// Refuses what the server does not take.

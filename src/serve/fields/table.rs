@@ -326,6 +326,7 @@ pub fn find(name: &str) -> Option<&'static Spec> {
 /// The name that is most like one that no field has.
 pub(super) fn nearest(name: &str) -> &'static str {
     let names = FIELDS.iter().flat_map(|spec| spec.aliases.iter().chain([&spec.name]));
-    let likeness = |known: &str| strsim::jaro_winkler(known, name);
+    let name: String = name.chars().take(64).collect();
+    let likeness = |known: &str| strsim::normalized_damerau_levenshtein(known, &name);
     names.max_by(|a, b| likeness(a).total_cmp(&likeness(b))).copied().unwrap_or("prompt")
 }

@@ -40,6 +40,7 @@ impl Jobs {
             work: Condvar::new(),
             version: tokio::sync::watch::channel(0).0,
             is_draining: false.into(),
+            has_failed: false.into(),
             sweeps: (Mutex::new(false), Condvar::new()),
         };
         let mut index = Index::default();

@@ -288,7 +288,9 @@ impl Jobs {
     /// Nothing runs any more: the device, or a thread, is gone.
     pub fn device_failed(&self, reason: &str) {
         self.lock().failed.get_or_insert_with(|| reason.to_string());
+        self.has_failed.store(true, Ordering::Release);
         self.work.notify_all();
+        self.ask_sweep();
         self.is_changed();
     }
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::Jobs;
@@ -128,21 +129,24 @@ impl Jobs {
         self.sweeps.1.notify_all();
     }
 
-    /// Sweeps every minute and when asked to, until the server drains. For a thread of its own.
+    /// Whether nothing runs any more.
+    pub(super) fn is_over_now(&self) -> bool {
+        self.is_draining() || self.has_failed.load(Ordering::Acquire)
+    }
+
+    /// Sweeps every minute and when asked to, until the server drains or its device fails. For a thread of its own.
     pub fn sweep_for_good(&self) {
         /// Sweeps that are asked for are at least so far apart.
         const LEAST: Duration = Duration::from_millis(200);
         const MOST: Duration = Duration::from_secs(60);
-        while !self.is_draining() {
+        let (asked, told) = &self.sweeps;
+        while !self.is_over_now() {
             self.sweep();
-            std::thread::sleep(LEAST);
-            let asked = self.sweeps.0.lock().unwrap_or_else(PoisonError::into_inner);
-            let (mut asked, _) = self
-                .sweeps
-                .1
-                .wait_timeout_while(asked, MOST, |asked| !*asked && !self.is_draining())
-                .unwrap_or_else(PoisonError::into_inner);
-            *asked = false;
+            let guard = asked.lock().unwrap_or_else(PoisonError::into_inner);
+            let rested = told.wait_timeout_while(guard, LEAST, |_| !self.is_over_now());
+            let (guard, _) = rested.unwrap_or_else(PoisonError::into_inner);
+            let waited = told.wait_timeout_while(guard, MOST, |asked| !*asked && !self.is_over_now());
+            *waited.unwrap_or_else(PoisonError::into_inner).0 = false;
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Jobs as folders of plain files.
 
 use std::collections::{BTreeSet, HashMap};
+use std::ffi::OsStr;
 use std::fs::{File, TryLockError};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -13,9 +14,9 @@ use rustix::fs::FallocateFlags;
 use super::folder::{Folder, TEMPORARY};
 use super::reading::{self, NEW, ORDER, RECORD, REQUEST};
 use super::{JobStore, STEPS, Stored, Usage, Variant};
-use crate::failpoint;
 use crate::serve::id::VideoId;
 use crate::serve::job::{Accepted, Record, State};
+use crate::{failpoint, threads};
 
 /// Contents of the file `format`.
 const FORMAT: &str = "1\n";
@@ -126,6 +127,21 @@ impl FileStore {
         Ok(folder.bytes())
     }
 
+    /// Moves what cannot be read to where nobody looks for jobs.
+    fn set_aside(&self, name: &OsStr, reason: &str) -> io::Result<()> {
+        tracing::error!("the job {} cannot be read and is moved to `damaged`: {reason}", name.display());
+        let mut target = PathBuf::from(name);
+        for n in 1.. {
+            match self.jobs.move_to(Path::new(name), &self.damaged, &target) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                    target = PathBuf::from(format!("{}.{n}", name.to_string_lossy()));
+                }
+                other => return other,
+            }
+        }
+        Ok(())
+    }
+
     /// Moves a job's folder to the trash, by the name it has.
     fn discard(&self, name: &str) -> io::Result<()> {
         let mut target = PathBuf::from(name);
@@ -200,30 +216,21 @@ impl JobStore for FileStore {
     }
 
     fn load_all(&self) -> io::Result<Vec<Stored>> {
-        let mut all = Vec::new();
-        for name in self.jobs.names()? {
+        let names = self.jobs.names()?;
+        let path = self.path.join("jobs");
+        let read = threads::in_order(&names, threads::cores(), |name| {
             let text = name.to_string_lossy();
-            if text.starts_with(NEW) {
-                self.discard(&text)?;
-                continue;
-            }
-            match reading::stored(&self.jobs, &self.path.join("jobs"), &text) {
-                Ok((stored, bytes)) => {
+            (!text.starts_with(NEW)).then(|| reading::stored(&self.jobs, &path, &text))
+        });
+        let mut all = Vec::new();
+        for (name, read) in names.iter().zip(read) {
+            match read {
+                None => self.discard(&name.to_string_lossy())?,
+                Some(Ok((stored, bytes))) => {
                     self.count(&stored.accepted.id, Some(bytes));
                     all.push(stored);
                 }
-                Err(reason) => {
-                    tracing::error!("the job {text} cannot be read and is moved to `damaged`: {reason}");
-                    let moved = (0..1000).map(|n| match n {
-                        0 => PathBuf::from(&name),
-                        n => PathBuf::from(format!("{text}.{n}")),
-                    });
-                    let put = |new: PathBuf| self.jobs.move_to(Path::new(&name), &self.damaged, &new);
-                    let taken = |put: &io::Result<()>| {
-                        put.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::AlreadyExists)
-                    };
-                    moved.map(put).find(|put| !taken(put)).unwrap_or(Ok(()))?;
-                }
+                Some(Err(reason)) => self.set_aside(name, &reason)?,
             }
         }
         self.empty_trash();

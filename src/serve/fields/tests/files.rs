@@ -1,0 +1,288 @@
+//! Files of requests: images, sounds and videos, as parts and as text.
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use ndarray::{Array2, Array4};
+use serde_json::{Value, json};
+
+use super::{Server, at};
+use crate::config::Pipeline;
+use crate::media::{Audio, EncoderChoice, Frames, Mp4Options, WavFormat, read_image, write_mp4, write_wav};
+use crate::serve::error::ApiError;
+use crate::serve::fields::{Endpoint, Source, source_video};
+use crate::serve::form::{Form, tests as forms};
+use crate::serve::job::Accepted;
+
+fn image(name: &str) -> Vec<u8> {
+    std::fs::read(format!("tests/fixtures/images/{name}")).expect("a fixture")
+}
+
+fn data_url(bytes: &[u8]) -> String {
+    format!("data:image/png;base64,{}", STANDARD.encode(bytes))
+}
+
+/// An MP4 of black frames.
+fn video(frames: usize, height: usize, width: usize) -> Vec<u8> {
+    let file = tempfile::Builder::new().suffix(".mp4").tempfile().expect("a file");
+    let frames = Frames::new(Array4::zeros((frames, height, width, 3))).expect("frames");
+    let options = Mp4Options { encoder: EncoderChoice::Embedded, ..Mp4Options::default() };
+    write_mp4(file.path(), &frames, 24.0, None, &options).expect("an MP4");
+    std::fs::read(file.path()).expect("a file")
+}
+
+/// A WAV of a second.
+fn sound() -> Vec<u8> {
+    let file = tempfile::Builder::new().suffix(".wav").tempfile().expect("a file");
+    let audio = Audio::new(Array2::from_elem((1, 8000), 0.25), 8000).expect("sound");
+    write_wav(file.path(), &audio, WavFormat::Pcm16).expect("a WAV");
+    std::fs::read(file.path()).expect("a file")
+}
+
+/// A form with files.
+fn form(
+    server: &Server,
+    fields: &[(&str, &str)],
+    files: &[(&str, &[u8])],
+    endpoint: Endpoint,
+) -> Result<Accepted, ApiError> {
+    let heads = fields.iter().map(|(name, _)| format!("name=\"{name}\""));
+    let named = files.iter().map(|(name, _)| format!("name=\"{name}\"; filename=\"../a\""));
+    let heads: Vec<String> = heads.chain(named).collect();
+    let contents = fields.iter().map(|(_, text)| text.as_bytes()).chain(files.iter().map(|(_, bytes)| *bytes));
+    let parts: Vec<forms::Part> = heads.iter().map(String::as_str).zip(contents).collect();
+    server.take(forms::form(&parts)?, endpoint)
+}
+
+fn create(server: &Server, fields: &[(&str, &str)], files: &[(&str, &[u8])]) -> Result<Accepted, ApiError> {
+    form(server, &[&[("prompt", "a"), ("seed", "1")], fields].concat(), files, Endpoint::Create)
+}
+
+#[test]
+fn an_image_is_the_same_however_it_comes() {
+    let (server, bytes) = (Server::new("nano", &[]), image("frame.png"));
+    let url = data_url(&bytes);
+    let first = create(&server, &[], &[("input_reference", &bytes)]).expect("a file");
+    assert_eq!((first.config.pipeline, first.inputs.len()), (Pipeline::ImageToVideo, 1));
+    let [given] = &first.config.request.images[..] else { panic!("one image") };
+    assert_eq!((&given.path, given.frame, given.strength), (&first.inputs[0], 0, 1.0));
+    let stored = server.folder.path().join("inputs").join(&given.path);
+    assert_eq!(read_image(&stored).expect("PNG"), read_image("tests/fixtures/images/frame.png".as_ref()).expect("PNG"));
+    for body in [
+        json!({"input_reference": url}),
+        json!({"input_reference": STANDARD.encode(&bytes)}),
+        json!({"input_reference": {"image_url": url}}),
+        json!({"input_reference": {"image_url": {"url": url, "detail": "high"}}}),
+        json!({"input_reference": {"content": url, "role": "first_frame"}}),
+        json!({"input_reference": [{"content": url}]}),
+        json!({"image_reference": url}),
+        json!({"reference_url": url}),
+        json!({"images": [{"data": url, "frame": 0}]}),
+    ] {
+        let mut body = body;
+        body["seed"] = json!(1);
+        let accepted = server.good(&body);
+        assert_eq!((&accepted.config, &accepted.batch_key), (&first.config, &first.batch_key), "{body}");
+        assert!(!serde_json::to_string(&accepted.fields).expect("text").contains("base64"));
+    }
+    // Names of parts, where they stand for frames.
+    let list = r#"[{"file": "one", "frame": 8, "strength": 0.5, "crf": 20}, {"file": "two", "frame": 16}]"#;
+    let defaults = [("images", list), ("image_cond_strength", "0.25"), ("image_crf", "0")];
+    let accepted = create(&server, &defaults, &[("one", &bytes), ("two", &image("shapes.png"))]).expect("parts");
+    let told: Vec<_> = accepted.config.request.images.iter().map(|i| (i.frame, i.strength, i.crf)).collect();
+    assert_eq!(told, [(8, 0.5, Some(20)), (16, 0.25, Some(0))]);
+    assert_eq!(accepted.inputs.len(), 2);
+    // Both ends, whatever the number of frames.
+    let both = json!({"seed": 1, "seconds": 2, "input_reference": [
+        {"content": url, "role": "last_frame"}, {"content": url, "role": "first_frame"}]});
+    let frames: Vec<usize> = server.good(&both).config.request.images.iter().map(|image| image.frame).collect();
+    assert_eq!(frames, [48, 0]);
+}
+
+#[test]
+fn images_are_kept_upright() {
+    let server = Server::new("nano", &[]);
+    let accepted = create(&server, &[], &[("input_reference", &image("turned_6.jpg"))]).expect("a JPEG");
+    let stored = server.folder.path().join("inputs").join(&accepted.inputs[0]);
+    let (kept, given) = (read_image(&stored), read_image("tests/fixtures/images/turned_6.jpg".as_ref()));
+    assert_eq!(kept.expect("PNG"), given.expect("JPEG"));
+    let left: Vec<_> = std::fs::read_dir(server.folder.path().join("inputs")).expect("a folder").collect();
+    assert_eq!(left.len(), 1, "nothing else stays");
+}
+
+#[test]
+fn images_that_are_none_leave_nothing() {
+    let server = Server::new("nano", &[]);
+    let refused = |bytes: &[u8]| {
+        let error = create(&server, &[], &[("image", bytes)]).expect_err("refused");
+        assert!(!error.message.contains('/'), "{error}");
+        (error.status, error.code, error.param.expect("a field"))
+    };
+    let huge = std::fs::read("fuzz/seeds/media/huge.png").expect("a seed");
+    let cut = image("frame.png");
+    let large = [&image("frame.png")[..], &vec![0; 1 << 20]].concat();
+    for (bytes, code) in [
+        (&b"GIF89a"[..], "invalid_image"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "invalid_image"),
+        (b"\x89PNG\r\n\x1a\n", "invalid_image"),
+        (&cut[..cut.len() / 2], "invalid_image"),
+        (&huge, "image_too_large"),
+    ] {
+        assert_eq!(refused(bytes), (400, code, "image".into()));
+    }
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(file.path(), large.repeat(17)).expect("written");
+    let error = server.fields.inputs.keep_image("image", file.path()).expect_err("17 MiB");
+    assert_eq!((error.code, error.param.as_deref()), ("image_too_large", Some("image")));
+    for cut_at in 0..cut.len() {
+        drop(create(&server, &[], &[("image", &cut[..cut_at])]));
+    }
+    let left = std::fs::read_dir(server.folder.path().join("inputs")).expect("a folder").count();
+    assert!(left <= 1, "{left} files: at most one that lacks its last bytes alone");
+    let both = create(&server, &[], &[("image", &cut), ("image", &cut)]).expect_err("two");
+    assert_eq!((both.code, both.param.as_deref()), ("invalid_value", Some("image")));
+    let nowhere = create(&server, &[], &[("picture", &cut)]).expect_err("no field");
+    assert_eq!((nowhere.code, nowhere.param.as_deref()), ("unknown_field", Some("picture")));
+    let text = create(&server, &[], &[("size", b"128x96")]).expect_err("a file");
+    assert_eq!((text.code, text.param.as_deref()), ("invalid_value", Some("size")));
+}
+
+#[test]
+fn sounds_are_checked_by_their_contents() {
+    let bytes = sound();
+    let server = Server::new("nano", &["serve.pipelines=[audio_to_video]"]);
+    let accepted = create(&server, &[], &[("input_audio", &bytes)]).expect("a WAV");
+    assert_eq!(accepted.config.pipeline, Pipeline::AudioToVideo);
+    assert_eq!(at(&accepted, "request.audio.path"), accepted.inputs[0]);
+    let url = format!("data:audio/wav;base64,{}", STANDARD.encode(&bytes));
+    let again = server.good(&json!({"seed": 1, "audio_reference": url}));
+    assert_eq!(again.config, accepted.config);
+    let span = server.good(&json!({"seed": 1, "input_audio": {"data": url, "start": "0.25", "duration": 0.5}}));
+    assert_eq!(at(&span, "request.audio.start"), 0.25);
+    assert_ne!(span.batch_key, accepted.batch_key);
+    for bad in [&bytes[..20], b"#EXTM3U\nfile:///etc/passwd\n", b"ffconcat version 1.0\nfile /etc/passwd\n"] {
+        let error = create(&server, &[], &[("input_audio", bad)]).expect_err("refused");
+        assert_eq!((error.code, error.param.as_deref()), ("invalid_audio", Some("input_audio")));
+    }
+    // A server that was not started for sounds says so.
+    let plain = Server::new("nano", &[]);
+    let error = create(&plain, &[], &[("input_audio", &bytes)]).expect_err("refused");
+    assert_eq!(error.code, "invalid_value");
+    let silent = create(&server, &[("pipeline", "audio_to_video")], &[]).expect_err("no sound");
+    assert_eq!(silent.param.as_deref(), Some("input_audio"));
+}
+
+#[test]
+fn edits_and_extensions_start_from_a_video() {
+    let bytes = video(25, 96, 128);
+    let server = Server::new("nano", &["serve.pipelines=[retake, extend]", "request.width=64", "request.height=64"]);
+    let edit = |fields: &[(&str, &str)], bytes: &[u8]| {
+        form(&server, &[&[("prompt", "a"), ("seed", "1")], fields].concat(), &[("video", bytes)], Endpoint::Edit(None))
+    };
+    let accepted = edit(&[("start", "0.2"), ("end", "0.6")], &bytes).expect("a retake");
+    let r = &accepted.config.request;
+    // The video's size holds, not the server's.
+    assert_eq!(
+        (accepted.config.pipeline, r.width, r.height, r.num_frames.count()),
+        (Pipeline::Retake, 128, 96, Some(25))
+    );
+    assert_eq!(r.video.as_ref(), accepted.inputs.first());
+    assert_eq!(r.retake.as_ref().map(|span| (span.start, span.end, span.audio)), Some((0.2, Some(0.6), true)));
+    let span = edit(&[("retake", r#"{"start": 0.5, "audio": false}"#)], &bytes).expect("a retake");
+    assert_eq!(span.config.request.retake.map(|span| (span.start, span.end, span.audio)), Some((0.5, None, false)));
+    for (fields, param) in [
+        (&[][..], "start"),
+        (&[("start", "0.5"), ("end", "0.5")], "start"),
+        (&[("start", "9")], "start"),
+        (&[("start", "0"), ("retake", "{}")], "retake"),
+        (&[("start", "0"), ("num_frames", "33")], "num_frames"),
+        (&[("start", "0"), ("fps", "12")], "fps"),
+        (&[("start", "0"), ("size", "100x96")], "size"),
+    ] {
+        let error = edit(fields, &bytes).expect_err("refused");
+        assert_eq!(error.param.as_deref(), Some(param), "{error}");
+        assert!(!error.message.contains('/') && !error.message.contains("--"), "{error}");
+    }
+    for bad in [&b"RIFF"[..], b"#EXTM3U", &bytes[..200], &video(2, 96, 128)[..64]] {
+        let error = edit(&[("start", "0")], bad).expect_err("refused");
+        assert_eq!((error.code, error.param.as_deref()), ("invalid_video", Some("video")));
+    }
+    let none = form(&server, &[("prompt", "a"), ("start", "0")], &[], Endpoint::Edit(None)).expect_err("no video");
+    assert_eq!(none.param.as_deref(), Some("video"));
+
+    let extend = |fields: &[(&str, &str)]| {
+        form(
+            &server,
+            &[&[("prompt", "a"), ("seed", "1")], fields].concat(),
+            &[("video", &bytes)],
+            Endpoint::Extend(None),
+        )
+    };
+    let accepted = extend(&[("seconds", "1"), ("before", "true"), ("overlap", "9")]).expect("an extension");
+    assert_eq!(accepted.config.request.num_frames.count(), Some(9 + 24));
+    assert_eq!((accepted.config.pipeline, accepted.seconds.as_deref()), (Pipeline::Extend, Some("1")));
+    assert!(accepted.config.request.extend.is_some_and(|extend| extend.before));
+    for (fields, param) in [
+        (&[][..], "seconds"),
+        (&[("seconds", "1"), ("overlap", "24")], "seconds"),
+        (&[("seconds", "1"), ("overlap", "33")], "seconds"),
+        (&[("seconds", "1"), ("num_frames", "33")], "num_frames"),
+        (&[("seconds", "60")], "seconds"),
+    ] {
+        let error = extend(fields).expect_err("refused");
+        assert_eq!(error.param.as_deref(), Some(param), "{error}");
+    }
+    let unserved =
+        form(&Server::new("nano", &[]), &[("prompt", "a"), ("start", "0")], &[("video", &bytes)], Endpoint::Edit(None));
+    assert_eq!(unserved.expect_err("not served").param.as_deref(), Some("pipeline"));
+}
+
+#[test]
+fn a_finished_video_is_edited_and_remixed() {
+    let server = Server::new("nano", &["serve.pipelines=[retake, extend]"]);
+    let source = server.good(&json!({"seed": 5, "steps": 8, "user": "me", "metadata": {"a": "b"}}));
+    let file = server.folder.path().join("video.mp4");
+    std::fs::write(&file, video(25, 96, 128)).expect("a file");
+    let made = Source { accepted: &source, video: &file };
+    let body = json!({"prompt": "b", "seed": 6, "video": {"id": source.id}, "start": 0.5});
+    let read = |body: &Value| Form::json(body.to_string().as_bytes()).expect("JSON");
+    assert_eq!(source_video(&read(&body)), Ok(Some(source.id.clone())));
+    assert_eq!(source_video(&read(&json!({"video": source.id}))), Ok(Some(source.id.clone())));
+    assert_eq!(source_video(&read(&json!({"video": "AAAA"}))), Ok(None));
+    assert_eq!(source_video(&read(&json!({"video": "video_x"}))).expect_err("none").status, 404);
+    let edited = server.take(read(&body), Endpoint::Edit(Some(made))).expect("an edit");
+    assert_eq!((edited.config.pipeline, edited.remixed_from.as_ref()), (Pipeline::Retake, Some(&source.id)));
+    assert_eq!(edited.inputs.len(), 1);
+
+    let remix = |source: &Accepted, body: Value| server.take(read(&body), Endpoint::Remix(source));
+    let remixed = remix(&source, json!({"prompt": "c"})).expect("a remix");
+    assert_eq!((remixed.prompt(), remixed.config.request.seed, remixed.config.sampler.steps), ("c", 5, 8));
+    assert_eq!((remixed.remixed_from.as_ref(), remixed.user, remixed.metadata.len()), (Some(&source.id), None, 0));
+    assert_eq!(remixed.batch_key, source.batch_key);
+    let other = remix(&source, json!({"prompt": "c", "seed": 9, "sigmas": [1, 0.5], "width": 64})).expect("a remix");
+    assert_eq!((other.config.request.seed, other.config.sampler.steps, other.config.request.width), (9, 2, 64));
+    let again = remix(&edited, json!({"prompt": "d", "start": 0.25})).expect("a remix of an edit");
+    assert_eq!(
+        (again.config.pipeline, again.config.request.video),
+        (Pipeline::Retake, edited.config.request.video.clone())
+    );
+    std::fs::remove_file(server.folder.path().join("inputs").join(&edited.inputs[0])).expect("removed");
+    assert_eq!(remix(&edited, json!({"prompt": "d"})).expect_err("gone").status, 410);
+    assert_eq!(remix(&source, json!({"prompt": ""})).expect_err("no prompt").code, "missing_prompt");
+}
+
+#[test]
+fn references_are_kept_with_their_masks() {
+    let set = ["serve.pipelines=[ic_lora]", "model.loras=[{path: tests/fixtures/lora/ic_tiny_a.safetensors}]"];
+    let server = Server::new("nano", &set);
+    let (clip, mask) = (video(25, 96, 128), video(9, 96, 128));
+    let list = r#"[{"file": "clip", "strength": 0.5, "mask": "mask", "frames": 9}]"#;
+    let size = [("reference_videos", list), ("size", "128x128"), ("num_frames", "25")];
+    let accepted = create(&server, &size, &[("clip", &clip), ("mask", &mask)]).expect("references");
+    let [video] = &accepted.config.request.reference_videos[..] else { panic!("one video") };
+    assert_eq!((accepted.config.pipeline, video.strength, video.frames), (Pipeline::IcLora, 0.5, Some(9)));
+    assert_eq!(accepted.inputs.len(), 2);
+    assert!(
+        accepted.inputs.contains(&video.path)
+            && accepted.inputs.contains(video.attention_mask.as_ref().expect("a mask"))
+    );
+}

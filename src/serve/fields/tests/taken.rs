@@ -1,0 +1,187 @@
+//! Requests that go together, what the server tells of itself, and bodies of any kind.
+
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::Server;
+use crate::config::Pipeline;
+use crate::serve::fields::Endpoint;
+use crate::serve::fields::table::FIELDS;
+use crate::serve::form::Form;
+
+#[test]
+fn requests_of_one_batch_differ_in_prompt_and_seed() {
+    let server = Server::new("nano", &[]);
+    let of = |body: Value| server.good(&body);
+    let first = of(json!({"seed": 1}));
+    let other = of(json!({"seed": 2, "prompt": "b", "user": "me", "metadata": {"a": "b"}}));
+    assert_eq!((&first.batch_key, &first.shape), (&other.batch_key, &other.shape));
+    assert_ne!(first.id, other.id);
+    // Inputs of the same programs.
+    for body in [
+        json!({"steps": 8}),
+        json!({"guidance_scale": 5}),
+        json!({"negative_prompt": "blur"}),
+        json!({"sigmas": [1, 0.5]}),
+    ] {
+        let own = of(body.clone());
+        assert_ne!(own.batch_key, first.batch_key, "{body}");
+        assert_eq!(own.shape, first.shape, "{body}");
+    }
+    for body in [
+        json!({"size": "64x96"}),
+        json!({"num_frames": 33}),
+        json!({"guidance_scale": 1}),
+        json!({"stg_scale": 1, "stg_blocks": [1]}),
+        json!({"ltx2": {"sampler": {"kind": "res_2s"}}}),
+        json!({"guidance_skip_step": 1}),
+    ] {
+        let own = of(body.clone());
+        assert_ne!(own.batch_key, first.batch_key, "{body}");
+        assert_ne!(own.shape, first.shape, "{body}");
+    }
+    // Statistics over a batch are not those of one video.
+    let alone = json!({"seed": 1, "ltx2": {"guidance": {"rescale_scope": "batch"}}});
+    assert_ne!(of(alone.clone()).batch_key, of(alone).batch_key);
+}
+
+#[test]
+fn loras_are_named() {
+    let set = [
+        "serve.loras={style: {path: tests/fixtures/lora/plain.safetensors}, late: {path: b.safetensors, stages: [2]}}",
+    ];
+    let server = Server::new("nano", &set);
+    let of = |body: Value| {
+        let loras = server.good(&body).config.model.loras;
+        loras.into_iter().map(|lora| (lora.path, lora.strength, lora.stages)).collect::<Vec<_>>()
+    };
+    let style = ("tests/fixtures/lora/plain.safetensors".to_string(), 0.5, vec![1, 2]);
+    for body in [
+        json!({"seed": 1, "lora": {"name": "style", "scale": 0.5}}),
+        json!({"seed": 1, "loras": [{"name": "style", "scale": "0.5"}]}),
+        json!({"seed": 1, "lora": "{\"lora_name\": \"style\", \"lora_scale\": 0.5}"}),
+        json!({"seed": 1, "extra_params": {"lora": {"adapter": "style", "scale": 0.5}}}),
+    ] {
+        assert_eq!(of(body), [style.clone()]);
+    }
+    let both = of(json!({"seed": 1, "loras": [{"name": "style", "scale": 0.5}, {"name": "late"}]}));
+    assert_eq!(both, [style, ("b.safetensors".to_string(), 1.0, vec![2])]);
+    let first = server.good(&json!({"seed": 1}));
+    let with = server.good(&json!({"seed": 1, "lora": "style"}));
+    assert_eq!(with.shape, first.shape);
+    assert_ne!(with.batch_key, first.batch_key);
+    for bad in [
+        json!({"lora": "styel"}),
+        json!({"lora": {"name": "style", "scale": 3}}),
+        json!({"loras": vec![json!({"name": "style"}); 5]}),
+        json!({"lora": {"name": "tests/fixtures/lora/plain.safetensors"}}),
+    ] {
+        assert_eq!(server.bad(&bad).1, "invalid_value", "{bad}");
+    }
+    let error = server.json(&json!({"prompt": "a", "lora": "x"})).expect_err("unknown");
+    assert!(error.message.contains("late, style") && !error.message.contains("fixtures"), "{error}");
+}
+
+#[test]
+fn models_and_sizes_have_names() {
+    let server = Server::new("nano", &[]);
+    assert_eq!(server.fields.model_names(), ["ltx2_3", "nano"]);
+    assert_eq!(server.good(&json!({"seed": 1})).model, "ltx2_3");
+    assert_eq!(server.good(&json!({"seed": 1, "model": "nano"})).model, "nano");
+    let named = Server::new("nano", &["serve.served_model_name=[video]", "serve.any_model=true"]);
+    assert_eq!(named.good(&json!({"seed": 1})).model, "video");
+    assert_eq!(named.good(&json!({"seed": 1, "model": "sora-2"})).model, "sora-2");
+    let large = Server::new("nano", &["serve.max_tokens=100000"]);
+    let accepted = large.good(&json!({"seed": 1, "size": "1280x720"}));
+    assert_eq!((accepted.config.request.width, accepted.config.request.height), (1280, 704));
+    assert_eq!(accepted.warnings, ["size 1280x720 is an alias of 1280x704"]);
+    let none = Server::new("nano", &["serve.size_aliases={}", "serve.max_tokens=100000"]);
+    // An empty map lays nothing over the default: aliases are taken away one by one.
+    assert!(none.fields.card().size_aliases.len() <= 2);
+    let frames = server.good(&json!({"seed": 1, "num_frames": 33, "seconds": 2}));
+    assert_eq!(frames.warnings, ["num_frames was taken, seconds was not"]);
+}
+
+#[test]
+fn a_card_tells_what_may_be_asked() {
+    let server = Server::new("nano", &["serve.pipelines=[two_stage]", "serve.warm=[128x96x25, 256x192x25@two_stage]"]);
+    let card = serde_json::to_value(server.fields.card()).expect("JSON");
+    assert_eq!(card["pipelines"], json!(["text_to_video", "two_stage", "image_to_video"]));
+    assert_eq!(card["shapes"][1], json!({"width": 256, "height": 192, "num_frames": 25, "pipeline": "two_stage"}));
+    assert_eq!((&card["defaults"]["size"], &card["defaults"]["num_inference_steps"]), (&json!("128x96"), &json!(20)));
+    assert_eq!((&card["limits"]["max_frames"], &card["limits"]["size_multiple"]), (&json!(289), &json!(32)));
+    let two = server.good(&json!({"seed": 1, "pipeline": "two_stage", "size": "256x192"}));
+    assert_eq!(two.config.pipeline, Pipeline::TwoStage);
+    assert_eq!(server.bad(&json!({"pipeline": "two_stage", "size": "160x96"})).1, "invalid_size");
+    let all = Server::new("nano", &["serve.warm=[none]"]);
+    assert_eq!(all.fields.warm_shapes(), Ok(Vec::new()));
+}
+
+#[test]
+fn names_of_fields_are_told_apart() {
+    let mut names: Vec<&str> =
+        FIELDS.iter().flat_map(|spec| spec.aliases.iter().chain([&spec.name]).copied()).collect();
+    let all = names.len();
+    names.sort_unstable();
+    names.dedup();
+    assert_eq!(names.len(), all, "a name of two fields");
+    assert!(FIELDS.iter().all(|spec| spec.description.ends_with(['.', ']', '}'])));
+    let error = Server::new("nano", &[]).json(&json!({"prompt": "a", "guidence_scale": 3})).expect_err("unknown");
+    assert_eq!(error.message, "there is no field 'guidence_scale'; did you mean 'guidance_scale'?");
+}
+
+#[test]
+fn only_the_request_says_the_prompt() {
+    let server = Server::new("nano", &["request.prompt=the server's"]);
+    let error = server.json(&json!({"seed": 1})).expect_err("no prompt");
+    assert_eq!(error.code, "missing_prompt");
+    let accepted = server.good(&json!({"seed": 1, "prompt": "mine"}));
+    assert_eq!(accepted.prompt(), "mine");
+    assert_eq!(server.good(&json!({"seed": 1, "negative_prompt": "x"})).config.request.negative_prompt, "x");
+    let empty = server.json(&json!({"prompt": "a", "negative_prompt": ""})).expect("an empty one");
+    assert_eq!(empty.config.request.negative_prompt, "");
+    assert_eq!((accepted.owner.as_str(), accepted.config.serve == Default::default()), ("me", true));
+}
+
+/// Values of any kind.
+fn any_value() -> impl Strategy<Value = Value> {
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        any::<i64>().prop_map(Value::from),
+        any::<f64>().prop_map(Value::from),
+        "[ -~]{0,12}".prop_map(Value::from),
+        Just(json!("128x96")),
+        Just(json!("data:image/png;base64,iVBORw0KGgo=")),
+        Just(json!("[{\"a\": [1]}]")),
+    ];
+    leaf.prop_recursive(3, 16, 4, |inner| {
+        prop_oneof![
+            proptest::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+            proptest::collection::btree_map("[a-z_]{1,8}|name|file|data|frame|role|path|sampler|steps", inner, 0..4)
+                .prop_map(|map| Value::Object(map.into_iter().collect())),
+        ]
+    })
+}
+
+thread_local! {
+    static SERVER: Server = Server::new("nano", &["serve.pipelines=[retake, extend, audio_to_video, ic_lora, keyframes]"]);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1024, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn no_request_panics(fields in proptest::collection::vec((0..FIELDS.len(), any_value()), 0..5), which in 0..3usize) {
+        let mut body: serde_json::Map<String, Value> =
+            fields.into_iter().map(|(at, value)| (FIELDS[at].name.to_string(), value)).collect();
+        body.entry("prompt").or_insert("a".into());
+        let endpoint = [Endpoint::Create, Endpoint::Edit(None), Endpoint::Extend(None)][which];
+        let form = Form::json(Value::Object(body).to_string().as_bytes());
+        let taken = SERVER.with(|server| form.and_then(|form| server.take(form, endpoint)));
+        if let Err(error) = taken {
+            prop_assert!((400..500).contains(&error.status), "{error:?}");
+            prop_assert!(error.message.lines().count() == 1 && !error.message.contains("--"), "{error:?}");
+        }
+    }
+}
