@@ -117,6 +117,51 @@ fn error_response() -> Value {
     })
 }
 
+/// A video as `objects::video` writes it.
+fn video() -> Value {
+    let text = json!({"type": "string"});
+    let maybe = |kind: &str| json!({"type": [kind, "null"]});
+    json!({
+        "type": "object",
+        "required": ["id", "object", "model", "status", "progress", "created_at", "seconds", "size"],
+        "properties": {
+            "id": {"type": "string", "pattern": "^video_[0-9a-hjkmnp-tv-z]{26}$"},
+            "object": {"const": "video"},
+            "model": text,
+            "status": {"type": "string", "enum": ["queued", "in_progress", "completed", "failed"]},
+            "progress": {"type": "integer", "minimum": 0, "maximum": 100},
+            "created_at": {"type": "integer"},
+            "started_at": maybe("integer"),
+            "completed_at": maybe("integer"),
+            "expires_at": maybe("integer"),
+            "prompt": maybe("string"),
+            "size": text,
+            "seconds": text,
+            "error": {"oneOf": [{"type": "null"}, {"$ref": "#/components/schemas/Failure"}]},
+            "remixed_from_video_id": maybe("string"),
+            "width": {"type": "integer"},
+            "height": {"type": "integer"},
+            "num_frames": maybe("integer"),
+            "fps": {"type": "number"},
+            "duration_s": maybe("number"),
+            "seed": {"type": "integer"},
+            "pipeline": text,
+            "steps": {"type": "integer"},
+            "phase": maybe("string"),
+            "step": maybe("integer"),
+            "queue_position": maybe("integer"),
+            "eta_s": maybe("number"),
+            "batch": {"type": "integer"},
+            "attempts": {"type": "integer"},
+            "user": maybe("string"),
+            "metadata": {"type": "object"},
+            "warnings": {"type": "array", "items": text},
+            "timings": maybe("object"),
+            "links": {"type": "object"},
+        },
+    })
+}
+
 fn schemas() -> Value {
     let text = json!({"type": "string"});
     let maybe = |kind: &str| json!({"type": [kind, "null"]});
@@ -135,45 +180,7 @@ fn schemas() -> Value {
     };
     json!({
         "Create": request_schema(),
-        "Video": {
-            "type": "object",
-            "required": ["id", "object", "model", "status", "progress", "created_at", "seconds", "size"],
-            "properties": {
-                "id": {"type": "string", "pattern": "^video_[0-9a-hjkmnp-tv-z]{26}$"},
-                "object": {"const": "video"},
-                "model": text,
-                "status": {"type": "string", "enum": ["queued", "in_progress", "completed", "failed"]},
-                "progress": {"type": "integer", "minimum": 0, "maximum": 100},
-                "created_at": {"type": "integer"},
-                "started_at": maybe("integer"),
-                "completed_at": maybe("integer"),
-                "expires_at": maybe("integer"),
-                "prompt": maybe("string"),
-                "size": text,
-                "seconds": text,
-                "error": {"oneOf": [{"type": "null"}, {"$ref": "#/components/schemas/Failure"}]},
-                "remixed_from_video_id": maybe("string"),
-                "width": {"type": "integer"},
-                "height": {"type": "integer"},
-                "num_frames": maybe("integer"),
-                "fps": {"type": "number"},
-                "duration_s": maybe("number"),
-                "seed": {"type": "integer"},
-                "pipeline": text,
-                "steps": {"type": "integer"},
-                "phase": maybe("string"),
-                "step": maybe("integer"),
-                "queue_position": maybe("integer"),
-                "eta_s": maybe("number"),
-                "batch": {"type": "integer"},
-                "attempts": {"type": "integer"},
-                "user": maybe("string"),
-                "metadata": {"type": "object"},
-                "warnings": {"type": "array", "items": text},
-                "timings": maybe("object"),
-                "links": {"type": "object"},
-            },
-        },
+        "Video": video(),
         "VideoList": list("Video"),
         "VideoDeleted": {
             "type": "object",
