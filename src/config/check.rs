@@ -17,7 +17,8 @@ use crate::sampling::{AnySampler, MAX_STEPS, SamplerOptions};
 
 /// The typed form. Layers were validated, so what fails here is a number too large for its type.
 pub(super) fn typed(tree: &Tree) -> Result<Config, ConfigError> {
-    serde_json::from_value(tree.to_value()).map_err(|e| ConfigError::Flag(format!("configuration: {e}")))
+    serde_path_to_error::deserialize(tree.to_value())
+        .map_err(|e| ConfigError::Flag(format!("configuration: {}: {}", e.path(), e.inner())))
 }
 
 /// Checks the values of a configuration.

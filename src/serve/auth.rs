@@ -105,7 +105,9 @@ impl Keys {
         sessions.retain(|_, session| session.until > now);
         if sessions.len() >= SESSIONS {
             let oldest = sessions.iter().min_by_key(|(_, session)| session.until).map(|(digest, _)| *digest);
-            oldest.map(|digest| sessions.remove(&digest));
+            if let Some(oldest) = oldest {
+                sessions.remove(&oldest);
+            }
         }
         sessions.insert(digest(&cookie), Session { key, until: now + SESSION });
         Ok(Some(cookie))

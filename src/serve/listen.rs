@@ -11,7 +11,7 @@ use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use axum::Router;
@@ -79,11 +79,18 @@ pub(super) struct Connection {
     at: AtomicU8,
     /// Tells it to end, for another that waits.
     evicted: Notify,
+    /// Reader that waits without a timer while a request is handled.
+    reader: Mutex<Option<Waker>>,
 }
 
 impl Connection {
     pub(super) fn answered(&self) {
         self.at.store(IDLE, Ordering::Release);
+        // Its patience begins now.
+        let reader = self.reader.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(reader) = reader {
+            reader.wake();
+        }
     }
 }
 
@@ -283,6 +290,8 @@ impl Paced {
         }
         // Bodies have limits of their own, and a client may wait for its answer as long as that takes.
         if at == HANDLING {
+            let waker = context.waker().clone();
+            *self.connection.reader.lock().unwrap_or_else(PoisonError::into_inner) = Some(waker);
             return Poll::Pending;
         }
         ready!(self.read.as_mut().poll(context));

@@ -104,58 +104,27 @@ impl Server {
             .map_err(StartError::io("threads"))?;
         let listener = bind(&runtime, wanted)?;
         let address = listener.local_addr().map_err(StartError::io("--listen"))?;
-        let state = state_folder(&serve)?;
-        let files = FileStore::open(&state).map_err(StartError::io(format!("--state {}", state.display())))?;
-        let (inputs, tmp) = (files.inputs(), files.temporaries());
-        let platform = api::platform(&loaded.config.runtime.platform).to_string();
-        let model = loaded.preset().to_string();
-        let metrics = Arc::new(Metrics::new(&platform, &model, serve.queue));
-        let pulse = Pulse::new(Arc::clone(&metrics));
-        let store: Arc<dyn JobStore> = Arc::new(ObservedStore::new(Arc::new(files), Arc::clone(&pulse)));
-        let jobs = Jobs::open(Arc::clone(&store), serve.clone()).map_err(StartError::io("the jobs"))?;
-        let ids = Ids::behind(jobs.last_id().as_ref());
-        let inputs = Arc::new(Inputs::open(inputs).map_err(StartError::io("the inputs"))?);
-        let fields = Arc::new(Fields::new(loaded.clone(), inputs, ids));
-        let names = fields.model_names();
-        let health = Arc::new(options.patience.map_or_else(Health::default, Health::new));
         let (ending, streams_end) = watch::channel(false);
         let (closing, connections_end) = watch::channel(false);
-        let (streams, bodies) = App::places();
         let connections = Arc::<Connections>::default();
-        let app = Arc::new(App {
-            loaded,
-            serve: serve.clone(),
-            jobs,
-            fields,
-            store,
-            tmp,
-            keys,
-            metrics,
-            pulse,
-            health,
-            connections: Arc::clone(&connections),
-            bound: address,
-            names,
-            created: now(),
-            ending: streams_end,
-            streams,
-            bodies,
-            events: AtomicU64::new(1),
-        });
-        let router = api::router(Arc::clone(&app)).map_err(StartError::Usage)?;
-        let worker = begin_work(&app, factory)?;
-        let serving = listen::serve(listener, router, options.limits, connections, connections_end.clone());
-        let mut listeners = vec![runtime.spawn(serving)];
-        let told = tell_health(worker.status(), Arc::clone(&app.health));
-        runtime.spawn(told);
+        let opened = Opened { keys, address, ending: streams_end, connections: Arc::clone(&connections) };
+        let app = Arc::new(open_app(loaded, &options, opened)?);
         let mut metrics_address = None;
+        let mut listeners = Vec::new();
         if let Some(place) = &serve.metrics_listen {
             let listener = bind(&runtime, self::address(place, "serve.metrics_listen")?)?;
             metrics_address = listener.local_addr().ok();
             let router = api::metrics_router(Arc::clone(&app));
             let own = Arc::<Connections>::default();
-            listeners.push(runtime.spawn(listen::serve(listener, router, options.limits, own, connections_end)));
+            let ends = connections_end.clone();
+            listeners.push(runtime.spawn(listen::serve(listener, router, options.limits, own, ends)));
         }
+        let router = api::router(Arc::clone(&app)).map_err(StartError::Usage)?;
+        let worker = begin_work(&app, factory)?;
+        let serving = listen::serve(listener, router, options.limits, connections, connections_end);
+        listeners.push(runtime.spawn(serving));
+        runtime.spawn(tell_health(worker.status(), Arc::clone(&app.health)));
+        let state = state_folder(&serve)?;
         Ok(Server { app, runtime, address, metrics_address, state, ending, closing, worker, listeners })
     }
 
@@ -264,6 +233,51 @@ impl Server {
         self.runtime.shutdown_timeout(Duration::from_secs(1));
         code
     }
+}
+
+/// Parts of a server that are there before its jobs are.
+struct Opened {
+    keys: Arc<Keys>,
+    address: SocketAddr,
+    ending: watch::Receiver<bool>,
+    connections: Arc<Connections>,
+}
+
+/// Reads the jobs that are there, and puts together what endpoints share.
+fn open_app(loaded: Loaded, options: &Options, opened: Opened) -> Result<App, StartError> {
+    let serve = loaded.config.serve.clone();
+    let state = state_folder(&serve)?;
+    let files = FileStore::open(&state).map_err(StartError::io(format!("--state {}", state.display())))?;
+    let (inputs, tmp) = (files.inputs(), files.temporaries());
+    let metrics = Metrics::new(api::platform(&loaded.config.runtime.platform), loaded.preset(), serve.queue);
+    let metrics = Arc::new(metrics);
+    let pulse = Pulse::new(Arc::clone(&metrics));
+    let store: Arc<dyn JobStore> = Arc::new(ObservedStore::new(Arc::new(files), Arc::clone(&pulse)));
+    let jobs = Jobs::open(Arc::clone(&store), serve.clone()).map_err(StartError::io("the jobs"))?;
+    let ids = Ids::behind(jobs.last_id().as_ref());
+    let inputs = Arc::new(Inputs::open(inputs).map_err(StartError::io("the inputs"))?);
+    let fields = Arc::new(Fields::new(loaded.clone(), inputs, ids));
+    let (streams, bodies) = App::places();
+    Ok(App {
+        names: fields.model_names(),
+        loaded,
+        serve,
+        jobs,
+        fields,
+        store,
+        tmp,
+        keys: opened.keys,
+        metrics,
+        pulse,
+        health: Arc::new(options.patience.map_or_else(Health::default, Health::new)),
+        connections: opened.connections,
+        bound: opened.address,
+        created: now(),
+        ending: opened.ending,
+        streams,
+        bodies,
+        events: AtomicU64::new(1),
+    })
 }
 
 /// Starts the threads of device and finisher.

@@ -157,7 +157,7 @@ impl Replay<'_> {
         let headers: Vec<(&str, &str)> = headers.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
         let body = (call.method == "POST").then_some(body.as_slice());
         let mut client = Client::to(self.server.address());
-        client.exchange(&call.method, &self.named(&call.path), &headers, body).expect("an answer")
+        client.roundtrip(&call.method, &self.named(&call.path), &headers, body).expect("an answer")
     }
 
     /// Sends it until its answer's status is the one that the client waited for.

@@ -113,7 +113,9 @@ pub(super) async fn submit(
         read(app, request).await.map_err(|error| traffic.and_then(|traffic| traffic.fault()).unwrap_or(error))?
     };
     let source = match kind {
-        RequestKind::Edit | RequestKind::Extend => source_video(&form)?.map(|id| finished(app, &caller, &id)).transpose()?,
+        RequestKind::Edit | RequestKind::Extend => {
+            source_video(&form)?.map(|id| finished(app, &caller, &id)).transpose()?
+        }
         _ => None,
     };
     let app = Arc::clone(app);

@@ -8,7 +8,11 @@ use serde_json::{Map, Value, json};
 
 use super::App;
 use super::routes::{Gives, ROUTES, Route, Takes};
+<<<<<<< HEAD
 use crate::serve::fields::table::{FIELDS, FieldKind as Kind};
+=======
+use crate::serve::fields::request_schema;
+>>>>>>> serve-http
 
 pub(super) async fn document(State(_app): State<Arc<App>>) -> Json<&'static Value> {
     static DOCUMENT: OnceLock<Value> = OnceLock::new();
@@ -117,37 +121,49 @@ fn error_response() -> Value {
     })
 }
 
-/// The fields of requests, under each of their names. Numbers are taken as text, too, and structures as text of JSON.
-fn fields() -> Map<String, Value> {
-    let mut all = Map::new();
-    for spec in &FIELDS {
-        let mut schema = field(spec.kind);
-        schema["description"] = spec.description.into();
-        for alias in spec.aliases {
-            all.insert((*alias).into(), json!({"description": format!("Another name of {}.", spec.name)}));
-        }
-        all.insert(spec.name.into(), schema);
-    }
-    all
-}
-
-fn field(kind: Kind) -> Value {
-    let list = |item: Value| json!({"type": ["array", "string"], "items": item});
-    match kind {
-        Kind::Text(most) | Kind::Word(most) => json!({"type": "string", "maxLength": most}),
-        Kind::Integer(least, most) => json!({"type": ["integer", "string"], "minimum": least, "maximum": most}),
-        Kind::Number(least, most) => json!({"type": ["number", "string"], "minimum": least, "maximum": most}),
-        Kind::Flag => json!({"type": ["boolean", "string"]}),
-        Kind::Seed => json!({"type": ["integer", "string"], "minimum": -1, "maximum": u64::MAX}),
-        Kind::Frames => json!({"type": ["integer", "string"]}),
-        Kind::Seconds => json!({"type": ["number", "string"]}),
-        Kind::Size => json!({"type": "string", "examples": ["768x512"]}),
-        Kind::Numbers => list(json!({"type": "number"})),
-        Kind::Integers => list(json!({"type": "integer"})),
-        Kind::Images | Kind::Videos | Kind::Loras => json!({"type": ["array", "object", "string"]}),
-        Kind::Image | Kind::Sound | Kind::Video => json!({"type": ["object", "string", "array"]}),
-        Kind::Metadata | Kind::Retake | Kind::Tree => json!({"type": ["object", "string"]}),
-    }
+/// A video as `objects::video` writes it.
+fn video() -> Value {
+    let text = json!({"type": "string"});
+    let maybe = |kind: &str| json!({"type": [kind, "null"]});
+    json!({
+        "type": "object",
+        "required": ["id", "object", "model", "status", "progress", "created_at", "seconds", "size"],
+        "properties": {
+            "id": {"type": "string", "pattern": "^video_[0-9a-hjkmnp-tv-z]{26}$"},
+            "object": {"const": "video"},
+            "model": text,
+            "status": {"type": "string", "enum": ["queued", "in_progress", "completed", "failed"]},
+            "progress": {"type": "integer", "minimum": 0, "maximum": 100},
+            "created_at": {"type": "integer"},
+            "started_at": maybe("integer"),
+            "completed_at": maybe("integer"),
+            "expires_at": maybe("integer"),
+            "prompt": maybe("string"),
+            "size": text,
+            "seconds": text,
+            "error": {"oneOf": [{"type": "null"}, {"$ref": "#/components/schemas/Failure"}]},
+            "remixed_from_video_id": maybe("string"),
+            "width": {"type": "integer"},
+            "height": {"type": "integer"},
+            "num_frames": maybe("integer"),
+            "fps": {"type": "number"},
+            "duration_s": maybe("number"),
+            "seed": {"type": "integer"},
+            "pipeline": text,
+            "steps": {"type": "integer"},
+            "phase": maybe("string"),
+            "step": maybe("integer"),
+            "queue_position": maybe("integer"),
+            "eta_s": maybe("number"),
+            "batch": {"type": "integer"},
+            "attempts": {"type": "integer"},
+            "user": maybe("string"),
+            "metadata": {"type": "object"},
+            "warnings": {"type": "array", "items": text},
+            "timings": maybe("object"),
+            "links": {"type": "object"},
+        },
+    })
 }
 
 fn schemas() -> Value {
@@ -167,46 +183,8 @@ fn schemas() -> Value {
         })
     };
     json!({
-        "Create": {"type": "object", "properties": fields(), "additionalProperties": false},
-        "Video": {
-            "type": "object",
-            "required": ["id", "object", "model", "status", "progress", "created_at", "seconds", "size"],
-            "properties": {
-                "id": {"type": "string", "pattern": "^video_[0-9a-hjkmnp-tv-z]{26}$"},
-                "object": {"const": "video"},
-                "model": text,
-                "status": {"type": "string", "enum": ["queued", "in_progress", "completed", "failed"]},
-                "progress": {"type": "integer", "minimum": 0, "maximum": 100},
-                "created_at": {"type": "integer"},
-                "started_at": maybe("integer"),
-                "completed_at": maybe("integer"),
-                "expires_at": maybe("integer"),
-                "prompt": maybe("string"),
-                "size": text,
-                "seconds": text,
-                "error": {"oneOf": [{"type": "null"}, {"$ref": "#/components/schemas/Failure"}]},
-                "remixed_from_video_id": maybe("string"),
-                "width": {"type": "integer"},
-                "height": {"type": "integer"},
-                "num_frames": maybe("integer"),
-                "fps": {"type": "number"},
-                "duration_s": maybe("number"),
-                "seed": {"type": "integer"},
-                "pipeline": text,
-                "steps": {"type": "integer"},
-                "phase": maybe("string"),
-                "step": maybe("integer"),
-                "queue_position": maybe("integer"),
-                "eta_s": maybe("number"),
-                "batch": {"type": "integer"},
-                "attempts": {"type": "integer"},
-                "user": maybe("string"),
-                "metadata": {"type": "object"},
-                "warnings": {"type": "array", "items": text},
-                "timings": maybe("object"),
-                "links": {"type": "object"},
-            },
-        },
+        "Create": request_schema(),
+        "Video": video(),
         "VideoList": list("Video"),
         "VideoDeleted": {
             "type": "object",
