@@ -8,11 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::App;
 use super::routes::{Gives, ROUTES, Route, Takes};
-<<<<<<< HEAD
-use crate::serve::fields::table::{FIELDS, FieldKind as Kind};
-=======
 use crate::serve::fields::request_schema;
->>>>>>> serve-http
 
 pub(super) async fn document(State(_app): State<Arc<App>>) -> Json<&'static Value> {
     static DOCUMENT: OnceLock<Value> = OnceLock::new();
