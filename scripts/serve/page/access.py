@@ -84,6 +84,15 @@ def key_and_cookie(world):
     return f"cookie {cookies[0]['name']}, HttpOnly, SameSite=Strict"
 
 
+def a_video(server):
+    """A finished video in the server's state, for a case that runs alone."""
+    if not any(pathlib.Path(server.state).glob("jobs/*/video.mp4")):
+        server.start("--warm", "none", ready=False)
+        video = server.ask("POST", "v1/videos", {"prompt": "to be copied", "num_inference_steps": 2})[1]["id"]
+        until("it is made", lambda: server.video(video)["status"] == "completed", 120)
+        server.stop()
+
+
 def clone(state, count):
     """Copies of a finished job: so many finished, and as many that wait."""
     jobs = pathlib.Path(state) / "jobs"

@@ -79,6 +79,7 @@ def main():
                 world = World(browser, server)
                 world.out = args.out
                 if group == "stored":
+                    access.a_video(server)
                     access.clone(server.state, access.MANY_JOBS)
 
                 def start(options=options):
