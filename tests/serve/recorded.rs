@@ -178,13 +178,14 @@ impl Replay<'_> {
         if answer.status != call.status {
             return Some(format!("status {}: {}", answer.status, String::from_utf8_lossy(&answer.body)));
         }
-        let kind =
-            answer.headers.get("content-type").map(|kind| kind.split(';').next().unwrap_or_default().to_string());
-        let wanted = call.kind.clone().unwrap_or_else(|| "application/json".into());
-        if kind.as_ref() != Some(&wanted) {
+        let kind = answer.header("content-type").map(|kind| kind.split(';').next().unwrap_or_default());
+        let wanted = call.kind.as_deref().unwrap_or("application/json");
+        if kind != Some(wanted) {
             return Some(format!("content-type {kind:?}, not {wanted}"));
         }
-        if let Some((name, wanted)) = call.says.iter().find(|(name, wanted)| answer.header(name) != Some(wanted)) {
+        if let Some((name, wanted)) =
+            call.says.iter().find(|(name, wanted)| answer.header(name) != Some(wanted.as_str()))
+        {
             return Some(format!("{name} is {:?}, not {wanted}", answer.header(name)));
         }
         let Some(shape) = &call.answer else { return None };
