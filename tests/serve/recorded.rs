@@ -130,6 +130,11 @@ fn shapes_are_told_apart() {
     assert!(difference(&shape, &less, "").is_some());
 }
 
+/// Status of a video, or of the first of a list.
+fn status_of(body: &Value) -> &str {
+    body["status"].as_str().or(body["data"][0]["status"].as_str()).unwrap_or_default()
+}
+
 /// Answers of a server, and the names that they bind.
 struct Replay<'a> {
     file: &'a Recorded,
@@ -165,7 +170,7 @@ impl Replay<'_> {
         let started = Instant::now();
         loop {
             let answer = self.send(call);
-            if answer.json()["status"] == status || started.elapsed() > Duration::from_secs(SECONDS) {
+            if status_of(&answer.json()) == status || started.elapsed() > Duration::from_secs(SECONDS) {
                 return answer;
             }
             std::thread::sleep(Duration::from_millis(20));
@@ -195,9 +200,9 @@ impl Replay<'_> {
             self.names.insert(name.clone(), id.into());
         }
         if let Some(status) = &call.until
-            && body["status"] != status.as_str()
+            && status_of(&body) != status
         {
-            return Some(format!("its status stays {}", body["status"]));
+            return Some(format!("its status stays {}", status_of(&body)));
         }
         let shape = shape.as_str().map_or(shape, |name| &self.file.shapes[name]);
         difference(shape, &body, "")
