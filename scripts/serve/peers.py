@@ -2,7 +2,7 @@
 """Runs the example clients of SGLang, vLLM-Omni and TensorRT-LLM, unchanged but for the address, against `ltx2 serve` on the toy
 model. `make serve-sdk PEERS=FOLDER` runs it.
 
-    peers.py --ltx2 target/debug/ltx2 --peers FOLDER [--record FILE] [--only NAME]
+    peers.py --ltx2 target/debug/ltx2 --peers FOLDER [--config FILE] [--record FILE] [--only NAME]
 
 FOLDER has a checkout of each project, by the project's name; nothing of them is in this repository. A file that is not there is said
 so, and the run fails: an example that was not run is none that passed. Exit code 1 if an example fails.
@@ -196,6 +196,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ltx2", required=True)
     parser.add_argument("--peers", default="", help="folder of the projects' checkouts")
+    parser.add_argument("--config", default="nano", help="the server's; with a smaller model, examples that wait a minute have time")
     parser.add_argument("--record", help="writes the requests of these examples")
     parser.add_argument("--only", help="examples whose names have this in them")
     arguments = parser.parse_args()
@@ -212,7 +213,8 @@ def main():
         work.mkdir()
         (work / "input_image.png").write_bytes(png(64, 64))
         # Their examples name models of their own.
-        with Server(arguments.ltx2, folder, "--any-model", "--warm", "none") as server, Proxy(server.port) as proxy:
+        flags = ["--any-model", "--warm", "none", "--set", "sampler.steps=4"]
+        with Server(arguments.ltx2, folder, *flags, config=arguments.config) as server, Proxy(server.port) as proxy:
             peers = Peers(arguments.peers, work, proxy.port)
             for check in CHECKS:
                 if arguments.only and arguments.only not in check.__name__:

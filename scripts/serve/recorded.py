@@ -9,7 +9,7 @@ A file has the client's name and a list of checks, each with its calls in order:
   says                          headers of the answer that clients act on
   answer                        shape of a JSON answer: words for types, but for the values that clients act on; by its name in `shapes`
                                 where several answers have it
-  until                         asked again until the answer's status is this
+  until                         asked again until the answer's status, or that of the first in a list, is this
 """
 
 import json
@@ -89,8 +89,10 @@ def kept_of(calls):
             row["says"] = says
         if answer is not None and "/content" not in row["path"]:
             row["answer"] = shape(answer)
-            if call.method == "GET" and answer.get("status") in ("completed", "failed"):
-                row["until"] = answer["status"]
+            first = next(iter(answer.get("data", [])), {}) if isinstance(answer.get("data"), list) else {}
+            status = answer.get("status") or first.get("status")
+            if call.method == "GET" and status in ("completed", "failed"):
+                row["until"] = status
         unlike = re.sub(r"\{v\d+\}", "", row["path"])
         rows.append((row, (call.method, unlike, fields_of(row), call.status, row.get("until"))))
     kept, seen = [], set()

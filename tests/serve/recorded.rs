@@ -130,6 +130,11 @@ fn shapes_are_told_apart() {
     assert!(difference(&shape, &less, "").is_some());
 }
 
+/// Status of a video, or of the first of a list.
+fn status_of(body: &Value) -> &str {
+    body["status"].as_str().or(body["data"][0]["status"].as_str()).unwrap_or_default()
+}
+
 /// Answers of a server, and the names that they bind.
 struct Replay<'a> {
     file: &'a Recorded,
@@ -157,7 +162,7 @@ impl Replay<'_> {
         let headers: Vec<(&str, &str)> = headers.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
         let body = (call.method == "POST").then_some(body.as_slice());
         let mut client = Client::to(self.server.address());
-        client.roundtrip(&call.method, &self.named(&call.path), &headers, body).expect("an answer")
+        client.exchange(&call.method, &self.named(&call.path), &headers, body).expect("an answer")
     }
 
     /// Sends it until its answer's status is the one that the client waited for.
@@ -165,7 +170,7 @@ impl Replay<'_> {
         let started = Instant::now();
         loop {
             let answer = self.send(call);
-            if answer.json()["status"] == status || started.elapsed() > Duration::from_secs(SECONDS) {
+            if status_of(&answer.json()) == status || started.elapsed() > Duration::from_secs(SECONDS) {
                 return answer;
             }
             std::thread::sleep(Duration::from_millis(20));
@@ -178,13 +183,14 @@ impl Replay<'_> {
         if answer.status != call.status {
             return Some(format!("status {}: {}", answer.status, String::from_utf8_lossy(&answer.body)));
         }
-        let kind =
-            answer.header("content-type").map(|kind| kind.split(';').next().unwrap_or_default().to_string());
-        let wanted = call.kind.clone().unwrap_or_else(|| "application/json".into());
-        if kind.as_ref() != Some(&wanted) {
+        let kind = answer.header("content-type").map(|kind| kind.split(';').next().unwrap_or_default());
+        let wanted = call.kind.as_deref().unwrap_or("application/json");
+        if kind != Some(wanted) {
             return Some(format!("content-type {kind:?}, not {wanted}"));
         }
-        if let Some((name, wanted)) = call.says.iter().find(|(name, wanted)| answer.header(name) != Some(wanted)) {
+        if let Some((name, wanted)) =
+            call.says.iter().find(|(name, wanted)| answer.header(name) != Some(wanted.as_str()))
+        {
             return Some(format!("{name} is {:?}, not {wanted}", answer.header(name)));
         }
         let Some(shape) = &call.answer else { return None };
@@ -194,9 +200,9 @@ impl Replay<'_> {
             self.names.insert(name.clone(), id.into());
         }
         if let Some(status) = &call.until
-            && body["status"] != status.as_str()
+            && status_of(&body) != status
         {
-            return Some(format!("its status stays {}", body["status"]));
+            return Some(format!("its status stays {}", status_of(&body)));
         }
         let shape = shape.as_str().map_or(shape, |name| &self.file.shapes[name]);
         difference(shape, &body, "")
