@@ -27,7 +27,7 @@ node=$(echo venv/lib/python3*/site-packages/playwright/driver/node)
 chmod +x chromium
 for part in al2023 swiftshader fonts; do tar -xf "$part.tar"; done
 rm -rf package ./*.tgz ./*.tar
-# Chromium ends itself where no font is found.
+# Chromium crashes where no font is found.
 mkdir fontconfig
 cat > fontconfig/fonts.conf << END
 <?xml version="1.0"?>

@@ -249,7 +249,9 @@ impl Programs {
             (Sizes::Output, _) => &self.output,
         };
         let shapes = Shapes::of(&self.sizes, request)?;
-        let rows = videos_at_once(&build.layout).max(self.rows);
+        let at_once = videos_at_once(&build.layout);
+        let of_sound = matches!(kind, ProgramKind::AudioDecoder | ProgramKind::Vocoder);
+        let rows = if of_sound { at_once } else { at_once.max(self.rows) };
         let shape = request.denoise_shape(&self.sizes, &shapes, rows);
         let (configs, sizes, upsample, float_frames) = (&self.configs, &self.sizes, &self.upsample, self.values);
         (row.write)(&ProgramSpec { configs, sizes, request, last, upsample, float_frames, shapes, shape, build })

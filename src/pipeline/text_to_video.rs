@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use ndarray::{Array2, Array3, Array4, Array5, ArrayD, Axis as Dim, Ix3, Ix5, Slice};
 
 use super::assembly::assemble;
-use super::batch::{Batch, DrawOrder, Dump, split};
+use super::batch::{Batch, DrawOrder, Dump, split, videos_at_once};
 use super::clip_ends::ClipEnds;
 use super::clock::{Clock, PhaseTime};
 use super::denoising::{Before, Denoised, FIRST, SECOND};
@@ -431,8 +431,22 @@ impl Run<'_> {
         })
     }
 
-    /// Latents to samples `[b, channels, samples]`; those of a canvas as long as the video.
+    /// Latents to samples `[b, channels, samples]`. No more videos at once than the layout makes: with others beside it, a sound has
+    /// other bits on CPU.
     fn decode_audio(&mut self, latents: Array4<f32>, request: &Request) -> Result<Array3<f32>> {
+        let at_once = videos_at_once(&self.runner.build.layout);
+        if latents.dim().0 <= at_once {
+            return self.decode_audio_at_once(latents, request);
+        }
+        let parts = latents.axis_chunks_iter(Dim(0), at_once);
+        let sounds: Vec<_> =
+            parts.map(|part| self.decode_audio_at_once(part.to_owned(), request)).collect::<Result<_>>()?;
+        let views: Vec<_> = sounds.iter().map(|sound| sound.view()).collect();
+        ndarray::concatenate(Dim(0), &views).map_err(|e| PipelineError::Bug(e.to_string()))
+    }
+
+    /// The same of one program's videos; sounds of a canvas are cut to the video's length.
+    fn decode_audio_at_once(&mut self, latents: Array4<f32>, request: &Request) -> Result<Array3<f32>> {
         let decoded = self.runner.audio_decoder(latents)?.run(&self.runner.executor)?;
         let sounds = self.runner.vocoder(&decoded)?.run(&self.runner.executor)?;
         self.clock.wait(&sounds)?;

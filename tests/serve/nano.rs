@@ -24,7 +24,10 @@ fn config(state: &Path, set: &[&str]) -> Config {
         "serve.checkpoint=0s".into(),
     ];
     let set = own.into_iter().chain(set.iter().map(|s| (*s).to_string())).collect();
-    let files = vec![support::tiny().to_string()];
+    // Who starts other processes has compiled its programs.
+    let is_member = std::env::var_os("LTX2_TEST_MEMBER").is_some();
+    let tiny = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tiny.yml");
+    let files = vec![if is_member { tiny } else { support::tiny() }.to_string()];
     load(&ltx2::config::CliOverrides { files, set, ..Default::default() }).expect("a configuration").config
 }
 
@@ -141,8 +144,9 @@ impl Video {
         let sidecar: Value = serde_json::from_slice(&sidecar).expect("JSON");
         let hashes = ["frames", "samples"].map(|key| sidecar["sha256"][key].as_str().unwrap_or_default().to_string());
         assert_eq!(hashes.each_ref().map(String::as_str), self.hashes());
-        let programs = &self.sidecar()["programs"];
-        assert_eq!(programs, &sidecar["programs"], "programs are the job's own");
+        if self.produced.timings["videos_together"] == 1 {
+            assert_eq!(self.sidecar()["programs"], sidecar["programs"], "programs are the job's own");
+        }
     }
 }
 
@@ -237,7 +241,7 @@ fn a_cancelled_job_ends_behind_the_program_under_way() {
 /// The end of the server: the steps are kept, and another process goes on with them.
 #[needs(cpu)]
 fn a_drained_job_goes_on_where_it_was() {
-    let mut server = Server::start(&["pipeline=two_stage"]);
+    let mut server = Server::start(&["pipeline=two_stage", "request.height=64"]);
     let job = server.job("two", &["request.seed=3"], &[]);
     let undisturbed = server.make(&job);
     let steps = server.state.path().join("steps.safetensors");
@@ -311,7 +315,8 @@ fn leads(group: &Arc<Group>) {
     let given = server.job("image", &["pipeline=image_to_video", &set], &["shapes.png"]);
     let jobs = [4, 3, 5].map(|seed| server.job("small", &[&format!("request.seed={seed}")], &[]));
     let mut keys = Vec::new();
-    println!("made {}", server.make(&given).hashes().join(" "));
+    // The test's name is in the line under way.
+    println!("\nmade {}", server.make(&given).hashes().join(" "));
     for (n, job) in jobs.iter().enumerate() {
         if n == 0 {
             stops_at(&mut server, &order(std::slice::from_ref(job)), Stage::Denoise, 1, Stop::Cancelled);
@@ -419,7 +424,8 @@ fn shapes_come_and_go() {
     server.device.evict("tall");
     let again = server.make(&tall);
     assert_eq!((again.hashes(), loaded(&again)), (first.hashes(), 3), "what was dropped is loaded anew");
-    assert_eq!((server.make(&low).hashes(), loaded(&again)), (other.hashes(), 3), "and no more than that");
+    let kept = server.make(&low);
+    assert_eq!((kept.hashes(), loaded(&kept)), (other.hashes(), 3), "and no more than that");
 }
 
 #[needs(cpu)]

@@ -29,7 +29,7 @@ def markup_stays_text(world):
 
 @case("open", statuses=(400,))
 def errors_by_their_field(world):
-    """What the server refuses stands beside its field, which has the focus, and in one alert; the draft stays."""
+    """What the server refuses stands next to its field, which has the focus, and in one alert; the draft stays."""
     page = world.open()
     page.click("summary")
     write(page, "a fox")

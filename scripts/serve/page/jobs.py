@@ -180,8 +180,8 @@ def reuse_makes_the_same_video(world):
     second = world.server.newest()["id"]
     until("it is made", lambda: world.server.video(second)["status"] == "completed", 90)
     assert world.server.content(first, "audio") == world.server.content(second, "audio")
-    pictures = [world.server.content(v, "spritesheet") for v in (first, second)]
-    assert pictures[0] == pictures[1]
+    sheets = [world.server.content(v, "spritesheet") for v in (first, second)]
+    assert sheets[0] == sheets[1]
     bring(page, "drop", "b.json", "application/json", b"[1, 2]")
     until("it is refused", lambda: "not a sidecar" in page.inner_text("#alert"), 5)
     return "the same frames and samples: seed " + str(json.loads(sidecar)["config"]["request"]["seed"])
