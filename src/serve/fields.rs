@@ -14,7 +14,6 @@ mod loras;
 mod media;
 mod read;
 mod resolve;
-mod schema;
 pub mod table;
 #[cfg(test)]
 mod tests;
@@ -38,7 +37,6 @@ use resolve::Resolver;
 
 pub use card::{Card, Limits};
 pub use limits::Shape;
-pub use schema::request_schema;
 
 /// Fields of requests, read against the server's configuration and its limits (`config.serve`).
 pub struct Fields {
