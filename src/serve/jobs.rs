@@ -111,6 +111,8 @@ pub struct Jobs {
     has_failed: AtomicBool,
     /// Calls of [`Jobs::sweep`] that were asked for.
     sweeps: (Mutex<bool>, Condvar),
+    /// Held by a request that has the disk swept.
+    sweeping: Mutex<()>,
 }
 
 pub use self::run::Running;

@@ -14,7 +14,7 @@ use crate::serve::job::{Accepted, Progress, Record, Snapshot, Stage, State};
 use crate::serve::schedule::{Candidate, Loaded};
 
 /// Removed jobs that are remembered as such.
-const REMEMBERED: usize = 4096;
+const REMEMBERED: usize = 1024;
 
 /// Place in the queue: those that an ended server began come first.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -113,8 +113,6 @@ pub(super) struct Index {
     pub(super) profiles: Profiles,
     /// Whether the disk has too little room for another video.
     pub(super) is_short: bool,
-    /// When a request last had the disk swept.
-    pub(super) swept: Option<Instant>,
     /// Why the device is gone.
     pub(super) failed: Option<String>,
     /// When the device last moved.

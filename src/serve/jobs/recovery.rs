@@ -42,6 +42,7 @@ impl Jobs {
             is_draining: false.into(),
             has_failed: false.into(),
             sweeps: (Mutex::new(false), Condvar::new()),
+            sweeping: Mutex::new(()),
         };
         let mut index = Index::default();
         for stored in all {

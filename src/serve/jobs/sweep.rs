@@ -126,14 +126,9 @@ impl Jobs {
         if !self.is_over(self.store.usage()) {
             return true;
         }
-        let is_due = {
-            let mut index = self.lock();
-            // Many requests at once are answered by one sweep.
-            let is_due = index.swept.is_none_or(|swept| swept.elapsed() > Duration::from_millis(200));
-            index.swept = is_due.then(Instant::now).or(index.swept);
-            is_due
-        };
-        if is_due {
+        // Many requests at once are answered by one sweep after another.
+        let _one = self.sweeping.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.is_over(self.store.usage()) {
             self.sweep();
         }
         !self.is_over(self.store.usage())

@@ -108,7 +108,7 @@ impl FileStore {
 
     fn empty_trash(&self) {
         // The thread ends with this store only.
-        drop(self.emptier.send(()));
+        let _ = self.emptier.send(());
     }
 
     fn make(&self, new: &str, accepted: &Accepted) -> io::Result<u64> {
