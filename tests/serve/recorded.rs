@@ -176,8 +176,7 @@ impl Replay<'_> {
         if answer.status != call.status {
             return Some(format!("status {}: {}", answer.status, String::from_utf8_lossy(&answer.body)));
         }
-        let kind =
-            answer.headers.get("content-type").map(|kind| kind.split(';').next().unwrap_or_default().to_string());
+        let kind = answer.header("content-type").map(|kind| kind.split(';').next().unwrap_or_default().to_string());
         let wanted = call.kind.clone().unwrap_or_else(|| "application/json".into());
         if kind.as_ref() != Some(&wanted) {
             return Some(format!("content-type {kind:?}, not {wanted}"));
