@@ -110,7 +110,7 @@ fn pages_of_other_origins_may_not_write() {
     let kind = ("content-type", "application/json");
     let text = body("steps=1").to_string();
     let own = format!("http://{}", site.address);
-    let mut post = |headers: &[(&str, &str)]| {
+    let post = |headers: &[(&str, &str)]| {
         let headers: Vec<(&str, &str)> = headers.iter().copied().chain([kind]).collect();
         site.client().roundtrip("POST", "/v1/videos", &headers, Some(text.as_bytes())).expect("an answer")
     };
