@@ -9,8 +9,8 @@ PROMPTS = pathlib.Path("docs/images/nano.txt")
 UNDER_WAY = ["a large blue ring grows on white, a rising hum", "two red squares cross on gray, short clicks", "a yellow disc falls on green, a low beep"]
 STEPS = 12
 SHOTS = {
-    "light": {"color_scheme": "light"},
-    "dark": {"color_scheme": "dark", "width": 1440},
+    "light": {"color_scheme": "light", "height": 720},
+    "dark": {"color_scheme": "dark", "width": 1400, "height": 640},
     "narrow": {"color_scheme": "light", "width": 320, "height": 820},
 }
 
