@@ -19,7 +19,7 @@ fn instructions() -> Vec<(String, String)> {
     named.collect()
 }
 
-/// What the script would do for a target: stage, what is done, instruction.
+/// Steps of the script for a target: stage, what is done, instruction.
 fn listed(target: &str) -> Vec<(String, String, String)> {
     let done = Command::new("python3").args(["container/steps.py", target, "--list"]).output().expect("python3 runs");
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));

@@ -45,7 +45,7 @@ impl Times {
     }
 }
 
-/// What the device and its videos did, with the time.
+/// Deeds of the device and its videos, with the time.
 #[derive(Default)]
 struct Log {
     /// Begin and end of each order.

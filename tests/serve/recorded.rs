@@ -1,4 +1,4 @@
-//! What clients send, sent again: OpenAI's own client and the peers' examples, as `make serve-sdk RECORD=1` wrote it down. Each answer
+//! Calls of clients, sent again: OpenAI's own client and the peers' examples, as `make serve-sdk RECORD=1` wrote it down. Each answer
 //! has the status, the kind and the shape that the client was answered.
 
 use std::collections::BTreeMap;
@@ -162,7 +162,7 @@ impl Replay<'_> {
         let headers: Vec<(&str, &str)> = headers.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
         let body = (call.method == "POST").then_some(body.as_slice());
         let mut client = Client::to(self.server.address());
-        client.exchange(&call.method, &self.named(&call.path), &headers, body).expect("an answer")
+        client.roundtrip(&call.method, &self.named(&call.path), &headers, body).expect("an answer")
     }
 
     /// Sends it until its answer's status is the one that the client waited for.
@@ -177,7 +177,7 @@ impl Replay<'_> {
         }
     }
 
-    /// What is wrong with the answer of a call; binds its id.
+    /// Difference of the answer of a call from the recorded one; binds its id.
     fn wrong(&mut self, call: &Call) -> Option<String> {
         let answer = call.until.as_deref().map_or_else(|| self.send(call), |status| self.wait(call, status));
         if answer.status != call.status {

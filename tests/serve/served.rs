@@ -90,7 +90,7 @@ impl Served {
         };
         let body: String = fields.iter().map(part).chain(["--b--\r\n".into()]).collect();
         let kind = [("content-type", "multipart/form-data; boundary=b")];
-        let answer = Client::to(self.address).exchange("POST", "/v1/videos", &kind, Some(body.as_bytes()));
+        let answer = Client::to(self.address).roundtrip("POST", "/v1/videos", &kind, Some(body.as_bytes()));
         let answer = answer.expect("an answer");
         assert_eq!(answer.status, 200, "{}", answer.text());
         answer.json()["id"].as_str().expect("an id").into()
