@@ -100,7 +100,7 @@ where
     }
 }
 
-/// What an event says.
+/// Text and fields of an event.
 #[derive(Default)]
 struct Fields {
     message: String,

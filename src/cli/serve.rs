@@ -148,7 +148,7 @@ struct KeepingArgs {
     /// Time of denoising between two savings of the steps behind a video [default: 30s]
     #[arg(long, value_name = "TIME")]
     checkpoint: Option<String>,
-    /// What becomes of a running video when the server is asked to end [default: checkpoint]
+    /// End of a running video when the server is asked to end [default: checkpoint]
     #[arg(long, value_name = "HOW")]
     drain: Option<Drain>,
     /// Time that this may take [default: 30s]

@@ -66,7 +66,7 @@ with_defaults! {
         pub min_free: Bytes = Bytes(2 << 30),
         /// Time of denoising between two savings of the steps behind a video.
         pub checkpoint: Seconds = Seconds(30.0),
-        /// What becomes of a running video when the server is asked to end.
+        /// End of a running video when the server is asked to end.
         pub drain: Drain = Drain::Checkpoint,
         /// Time that this may take.
         pub drain_timeout: Seconds = Seconds(30.0),
@@ -101,7 +101,7 @@ impl Serve {
     }
 }
 
-/// What becomes of a running video when the server is asked to end.
+/// End of a running video when the server is asked to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum Drain {

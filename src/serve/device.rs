@@ -1,4 +1,4 @@
-//! What runs jobs: a model on its devices, or a script of tests.
+//! Devices that run jobs: a model on those of a plugin, or a script of tests.
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};

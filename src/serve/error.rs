@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 pub struct ApiError {
     /// HTTP status.
     pub status: u16,
-    /// What programs tell errors apart by.
+    /// Word that programs tell errors apart by.
     pub code: &'static str,
     /// One line for people. No path, host name or key is in it.
     pub message: String,
@@ -49,7 +49,7 @@ impl ApiError {
         ApiError { should_retry: Some(may), ..self }
     }
 
-    /// The body.
+    /// The body that is sent, with OpenAI's keys.
     pub fn to_json(&self) -> Value {
         let kind = match self.status {
             401 => "authentication_error",

@@ -97,7 +97,7 @@ pub struct Record {
     pub attempts: u32,
     /// Videos made together with it, itself included.
     pub batch: usize,
-    /// What was made.
+    /// The files that were made.
     pub produced: Option<Produced>,
 }
 
@@ -136,7 +136,7 @@ pub struct Produced {
     pub warnings: Vec<String>,
 }
 
-/// What a job is at.
+/// Part of a run that a job is at.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Stage {

@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(240);
 struct Served {
     process: Child,
     address: SocketAddr,
-    /// What it says.
+    /// Lines of its log.
     lines: Receiver<String>,
     state: PathBuf,
 }
