@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::error::Failure;
-use super::job::{Accepted, Produced, Stage};
+use super::job::{Accepted, JobPhase, Produced};
 
 /// Jobs that are made together: they differ in prompt and seed only.
 #[derive(Clone, Debug)]
@@ -20,7 +20,7 @@ pub struct Order {
 /// Moment of a run: a stage, steps behind it and in all.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Moment {
-    pub stage: Stage,
+    pub stage: JobPhase,
     pub step: usize,
     pub steps: usize,
 }

@@ -139,7 +139,7 @@ pub struct Produced {
 /// Part of a run that a job is at.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Stage {
+pub enum JobPhase {
     #[default]
     Queued,
     /// Too little room on the disk.
@@ -156,16 +156,16 @@ pub enum Stage {
     Encoding,
 }
 
-impl Stage {
+impl JobPhase {
     /// The stage that a phase of the pipeline belongs to.
     pub fn of(phase: Phase) -> Self {
         match phase.name() {
-            "text_encoder" | "connectors" => Stage::TextEncoder,
-            "upsampler" | "frame_upsampler" | "keyframe_upsampler" => Stage::Upsampler,
-            "refine" | "round" => Stage::Refine,
-            "video_decoder" | "diffusion_decoder" => Stage::VideoDecoder,
-            "audio_decoder" | "vocoder" => Stage::AudioDecoder,
-            _ => Stage::Denoise,
+            "text_encoder" | "connectors" => JobPhase::TextEncoder,
+            "upsampler" | "frame_upsampler" | "keyframe_upsampler" => JobPhase::Upsampler,
+            "refine" | "round" => JobPhase::Refine,
+            "video_decoder" | "diffusion_decoder" => JobPhase::VideoDecoder,
+            "audio_decoder" | "vocoder" => JobPhase::AudioDecoder,
+            _ => JobPhase::Denoise,
         }
     }
 }
@@ -173,7 +173,7 @@ impl Stage {
 /// How far a running job is. Nothing of it is kept on disk.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Progress {
-    pub stage: Stage,
+    pub stage: JobPhase,
     /// Steps behind it, of this stage.
     pub step: usize,
     pub steps: usize,

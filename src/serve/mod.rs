@@ -22,7 +22,7 @@ pub mod inputs;
 pub mod job;
 pub mod jobs;
 pub mod listen;
-pub mod metrics;
+pub mod metrics; // alias: of a server, the field's word
 pub mod model_device;
 pub mod objects;
 pub mod schedule;

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::job::{Accepted, Progress, Snapshot, Stage, State};
+use super::job::{Accepted, JobPhase, Progress, Snapshot, State};
 
 /// A video as an object of the API. All of OpenAI's fields are always there.
 pub fn video(snapshot: &Snapshot) -> Value {
@@ -119,7 +119,7 @@ fn percent(state: State, progress: &Progress) -> u8 {
 fn phase(state: State, progress: &Progress) -> Value {
     match state {
         State::Completed | State::Failed => Value::Null,
-        State::Queued if progress.stage != Stage::WaitingForDisk => json!(Stage::Queued),
+        State::Queued if progress.stage != JobPhase::WaitingForDisk => json!(JobPhase::Queued),
         State::Queued | State::InProgress => json!(progress.stage),
     }
 }
@@ -192,7 +192,7 @@ mod tests {
             shape: String::new(),
             batch_key: String::new(),
         };
-        let progress = Progress { stage: Stage::Denoise, step: 17, steps: 40, percent: 100, eta_s: Some(14.21987) };
+        let progress = Progress { stage: JobPhase::Denoise, step: 17, steps: 40, percent: 100, eta_s: Some(14.21987) };
         Snapshot { accepted: Arc::new(accepted), record: Arc::new(record), progress, queue_position: None }
     }
 

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use ltx2::serve::id::VideoId;
-use ltx2::serve::job::{Stage, State};
+use ltx2::serve::job::{JobPhase, State};
 use ltx2::serve::jobs::Pace;
 use ltx2::serve::store::FileStore;
 
@@ -93,7 +93,7 @@ fn creates_checkpoints_and_states_on_a_full_disk() {
     drop(filler);
     let filler = Filler::new(&disk, 0);
     server.log.released.store(true, Ordering::Release);
-    server.until("encoding", |jobs| jobs.get(&anyone(), &running).expect("it").progress.stage == Stage::Encoding);
+    server.until("encoding", |jobs| jobs.get(&anyone(), &running).expect("it").progress.stage == JobPhase::Encoding);
     std::thread::sleep(Duration::from_millis(700));
     assert_eq!(server.get(&running).record.state, State::InProgress, "it waits for room");
     drop(filler);
@@ -140,7 +140,7 @@ fn jobs_wait_for_the_room_that_stays_free() {
     server.jobs.submit(held, waiting).expect("taken");
     server.log.released.store(true, Ordering::Release);
     assert_eq!(server.wait(&running).record.state, State::Completed);
-    server.until("it to wait", |jobs| jobs.get(&anyone(), &id).expect("it").progress.stage == Stage::WaitingForDisk);
+    server.until("it to wait", |jobs| jobs.get(&anyone(), &id).expect("it").progress.stage == JobPhase::WaitingForDisk);
     drop(filler);
     assert_eq!(server.wait(&id).record.state, State::Completed);
     assert!(!server.jobs.is_short_of_disk());

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use ltx2::serve::device::{Device, Made, Moment, Order, RunError, Watch};
 use ltx2::serve::error::Failure;
-use ltx2::serve::job::{Produced, Stage};
+use ltx2::serve::job::{JobPhase, Produced};
 use ltx2::serve::server::{Options, Server};
 use ltx2::serve::store::Variant;
 use serde_json::{Value, json};
@@ -80,7 +80,7 @@ impl Device for Timed {
         for step in 0..steps {
             std::thread::sleep(pause);
             self.log.steps.lock().unwrap().push(Instant::now());
-            if let ControlFlow::Break(stop) = watch(Moment { stage: Stage::Denoise, step: step + 1, steps }) {
+            if let ControlFlow::Break(stop) = watch(Moment { stage: JobPhase::Denoise, step: step + 1, steps }) {
                 ended = Err(RunError::Stopped(stop));
                 break;
             }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use ltx2::config::{Drain, Seconds};
 use ltx2::serve::device::Order;
 use ltx2::serve::id::{Ids, VideoId};
-use ltx2::serve::job::{Snapshot, Stage, State};
+use ltx2::serve::job::{JobPhase, Snapshot, State};
 use ltx2::serve::jobs::{Caller, Jobs, ListQuery, Pace, Submitted};
 use ltx2::serve::store::{FileStore, JobStore, Variant};
 use ltx2::serve::worker::Status;
@@ -426,6 +426,6 @@ fn a_job_found_running_by_two_starts_has_crashed() {
         let found = jobs.get(&anyone(), &id).expect("the job");
         assert_eq!(found.record.state, expected);
         assert_eq!(code(&found), if attempts == 2 { "crashed" } else { "" });
-        assert_eq!(found.progress.stage, Stage::Queued);
+        assert_eq!(found.progress.stage, JobPhase::Queued);
     }
 }

@@ -12,7 +12,7 @@ use ltx2::config::{Config, load};
 use ltx2::runtime::processes::{Group, Launch, Timeouts};
 use ltx2::serve::device::{Device, Made, Moment, Order, RunError, Stop};
 use ltx2::serve::id::Ids;
-use ltx2::serve::job::{Accepted, Produced, Stage};
+use ltx2::serve::job::{Accepted, JobPhase, Produced};
 use ltx2::serve::model_device::{factory_together, follow};
 use serde_json::{Map, Value};
 
@@ -217,7 +217,7 @@ fn a_video_is_written_again_where_that_failed() {
 }
 
 /// Stops an order at a stage; what had been told by then.
-fn stops_at(server: &mut Server, order: &Order, stage: Stage, step: usize, why: Stop) -> Vec<Moment> {
+fn stops_at(server: &mut Server, order: &Order, stage: JobPhase, step: usize, why: Stop) -> Vec<Moment> {
     let mut told = Vec::new();
     let ended = server.device.run(order, &mut |moment| {
         told.push(moment);
@@ -238,7 +238,8 @@ fn a_cancelled_job_ends_behind_the_program_under_way() {
     let job = server.job("small", &["request.seed=3"], &[]);
     let steps = server.state.path().join("steps.safetensors");
     let order = Order { jobs: vec![job.clone()], steps: Some(steps.clone()), resume: false };
-    let moments = [(Stage::TextEncoder, 0), (Stage::Denoise, 1), (Stage::VideoDecoder, 0), (Stage::AudioDecoder, 0)];
+    let moments =
+        [(JobPhase::TextEncoder, 0), (JobPhase::Denoise, 1), (JobPhase::VideoDecoder, 0), (JobPhase::AudioDecoder, 0)];
     for (stage, step) in moments {
         let told = stops_at(&mut server, &order, stage, step, Stop::Cancelled);
         assert_eq!(told.last().map(|moment| moment.stage), Some(stage), "nothing comes behind it");
@@ -252,7 +253,7 @@ fn a_cancelled_job_ends_behind_the_program_under_way() {
 fn a_drained_job_goes_on_where_it_was() {
     let set = ["pipeline=two_stage", "request.height=64"];
     let mut undisturbed: Option<Video> = None;
-    for (stage, step) in [(Stage::Denoise, 1), (Stage::Refine, 0), (Stage::Refine, 1)] {
+    for (stage, step) in [(JobPhase::Denoise, 1), (JobPhase::Refine, 0), (JobPhase::Refine, 1)] {
         // Steps of a device that has made no video are not grouped.
         let mut server = Server::start(&set);
         let job = server.job("two", &["request.seed=3"], &[]);
@@ -266,7 +267,7 @@ fn a_drained_job_goes_on_where_it_was() {
             ControlFlow::Continue(())
         });
         let video = Video::write(made.expect("runs").pop().expect("a video"));
-        let with_steps = |(stage, _): &&(Stage, usize)| matches!(stage, Stage::Denoise | Stage::Refine);
+        let with_steps = |(stage, _): &&(JobPhase, usize)| matches!(stage, JobPhase::Denoise | JobPhase::Refine);
         assert_eq!(began.iter().find(with_steps), Some(&(stage, step)), "earlier steps were run again");
         let undisturbed = undisturbed.get_or_insert_with(|| server.make(&job));
         assert_eq!(video.hashes(), undisturbed.hashes(), "{stage:?} {step}");
@@ -277,7 +278,7 @@ fn a_drained_job_goes_on_where_it_was() {
     let steps = server.state.path().join("steps.safetensors");
     // Steps of another request: from noise, and the client is told.
     let first = Order { jobs: vec![job.clone()], steps: Some(steps.clone()), resume: false };
-    stops_at(&mut server, &first, Stage::Denoise, 1, Stop::Draining);
+    stops_at(&mut server, &first, JobPhase::Denoise, 1, Stop::Draining);
     let other = server.job("two", &["request.seed=4"], &[]);
     let made = server.run(&Order { jobs: vec![other], steps: Some(steps), resume: true });
     let warnings = Video::write(made.into_iter().next().expect("a video")).produced.warnings;
@@ -334,7 +335,7 @@ fn leads(group: &Arc<Group>) {
     println!("\nmade {}", server.make(&given).hashes().join(" "));
     for (n, job) in jobs.iter().enumerate() {
         if n == 0 {
-            stops_at(&mut server, &order(std::slice::from_ref(job)), Stage::Denoise, 1, Stop::Cancelled);
+            stops_at(&mut server, &order(std::slice::from_ref(job)), JobPhase::Denoise, 1, Stop::Cancelled);
             println!("cancelled");
         } else {
             println!("made {}", server.make(job).hashes().join(" "));
@@ -410,7 +411,7 @@ fn a_killed_job_goes_on_where_it_was() {
     let steps = Some(folder.path().join("steps.safetensors"));
     let mut began = None;
     let made = server.device.run(&Order { jobs: vec![job.clone()], steps, resume: true }, &mut |moment| {
-        if moment.stage == Stage::Denoise {
+        if moment.stage == JobPhase::Denoise {
             began.get_or_insert(moment.step);
         }
         ControlFlow::Continue(())

@@ -16,7 +16,7 @@ use ltx2::media::{self, Audio, Frames, Mp4Options, WavFormat};
 use ltx2::serve::device::{Device, Made, Moment, Order, RunError, Stop, Watch};
 use ltx2::serve::error::Failure;
 use ltx2::serve::id::{Ids, VideoId};
-use ltx2::serve::job::{Accepted, Produced, Snapshot, Stage};
+use ltx2::serve::job::{Accepted, JobPhase, Produced, Snapshot};
 use ltx2::serve::jobs::{Caller, Jobs, Pace, Submitted};
 use ltx2::serve::store::{FileStore, JobStore, Variant};
 use ltx2::serve::worker::{Status, Worker};
@@ -104,20 +104,20 @@ impl ScriptedDevice {
                 let _ = media::write_atomically(path, format!("{identity}\n{step}").as_bytes());
             }
         };
-        tell(Stage::TextEncoder, 0, 0)?;
+        tell(JobPhase::TextEncoder, 0, 0)?;
         for step in first..steps {
             for job in &order.jobs {
                 self.fault(job.prompt(), step)?;
             }
             reach(&format!("step {step}"));
             std::thread::sleep(pause);
-            let told = tell(Stage::Denoise, step + 1, steps);
+            let told = tell(JobPhase::Denoise, step + 1, steps);
             if matches!(told, Err(RunError::Stopped(Stop::Draining))) || (step + 1) % every == 0 {
                 keep(step + 1);
             }
             told?;
         }
-        tell(Stage::VideoDecoder, 0, 0)?;
+        tell(JobPhase::VideoDecoder, 0, 0)?;
         Ok(order.jobs.iter().map(|job| Box::new(ScriptedMade { job: Arc::clone(job), tries: 0 }) as _).collect())
     }
 

@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use super::Caller;
 use super::progress::{Profiles, Track};
 use crate::serve::id::VideoId;
-use crate::serve::job::{Accepted, Progress, Record, Snapshot, Stage, State};
+use crate::serve::job::{Accepted, JobPhase, Progress, Record, Snapshot, State};
 use crate::serve::schedule::{Candidate, Loaded};
 
 /// Removed jobs that are remembered as such.
@@ -141,7 +141,7 @@ impl Index {
         let queue_position = queue_position.filter(|_| entry.record.state == State::Queued);
         let mut progress = entry.progress.clone();
         if entry.record.state == State::Queued {
-            let stage = if self.is_short { Stage::WaitingForDisk } else { Stage::Queued };
+            let stage = if self.is_short { JobPhase::WaitingForDisk } else { JobPhase::Queued };
             progress = Progress { stage, ..Progress::default() };
         }
         Snapshot { accepted: Arc::clone(&entry.accepted), record: Arc::clone(&entry.record), progress, queue_position }

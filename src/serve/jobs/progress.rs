@@ -5,19 +5,19 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::serve::device::Moment;
-use crate::serve::job::{Progress, Stage};
+use crate::serve::job::{JobPhase, Progress};
 
 /// Shapes of which times are known; more would be a leak.
 const SHAPES: usize = 256;
 /// Weight of the latest run in a mean.
 const LATEST: f64 = 0.3;
 /// Parts of a run that its stages take, where nothing is known of its shape.
-const SHARES: [(Stage, f64); 5] = [
-    (Stage::TextEncoder, 0.04),
-    (Stage::Denoise, 0.70),
-    (Stage::VideoDecoder, 0.12),
-    (Stage::AudioDecoder, 0.02),
-    (Stage::Encoding, 0.12),
+const SHARES: [(JobPhase, f64); 5] = [
+    (JobPhase::TextEncoder, 0.04),
+    (JobPhase::Denoise, 0.70),
+    (JobPhase::VideoDecoder, 0.12),
+    (JobPhase::AudioDecoder, 0.02),
+    (JobPhase::Encoding, 0.12),
 ];
 
 /// Time of a stage.
@@ -36,10 +36,10 @@ impl Cost {
 
 /// Mean times of the stages of shapes.
 #[derive(Debug, Default)]
-pub(super) struct Profiles(HashMap<Arc<str>, Vec<(Stage, Cost)>>);
+pub(super) struct Profiles(HashMap<Arc<str>, Vec<(JobPhase, Cost)>>);
 
 impl Profiles {
-    fn learn(&mut self, shape: &Arc<str>, stage: Stage, cost: Cost) {
+    fn learn(&mut self, shape: &Arc<str>, stage: JobPhase, cost: Cost) {
         if self.0.len() >= SHAPES && !self.0.contains_key(shape) {
             self.0.clear();
         }
@@ -55,8 +55,8 @@ impl Profiles {
 }
 
 /// Whether a stage is part of every run of a shape; the others are of its first one.
-fn recurs(stage: Stage) -> bool {
-    !matches!(stage, Stage::Queued | Stage::WaitingForDisk | Stage::Compiling | Stage::Loading)
+fn recurs(stage: JobPhase) -> bool {
+    !matches!(stage, JobPhase::Queued | JobPhase::WaitingForDisk | JobPhase::Compiling | JobPhase::Loading)
 }
 
 /// How far one order is.
@@ -64,13 +64,13 @@ fn recurs(stage: Stage) -> bool {
 pub(super) struct Track {
     shape: Arc<str>,
     begun: Instant,
-    stage: Stage,
+    stage: JobPhase,
     /// When the stage began, and the step that it began with: a run that goes on has some behind it.
     since: Instant,
     first: usize,
     step: usize,
     steps: usize,
-    over: Vec<Stage>,
+    over: Vec<JobPhase>,
     best: u8,
 }
 
@@ -80,7 +80,7 @@ impl Track {
         Track {
             shape,
             begun: now,
-            stage: Stage::Loading,
+            stage: JobPhase::Loading,
             since: now,
             first: 0,
             step: 0,
@@ -126,8 +126,8 @@ impl Track {
     /// The part of its time that is behind it, and the seconds that are left.
     fn share(&self, profiles: &Profiles) -> (f64, Option<f64>) {
         let known =
-            profiles.0.get(&self.shape).filter(|stages| stages.iter().any(|(stage, _)| *stage == Stage::Encoding));
-        let costs: Vec<(Stage, f64)> = match known {
+            profiles.0.get(&self.shape).filter(|stages| stages.iter().any(|(stage, _)| *stage == JobPhase::Encoding));
+        let costs: Vec<(JobPhase, f64)> = match known {
             // Steps are the request's own.
             Some(stages) => stages
                 .iter()
@@ -165,14 +165,14 @@ mod tests {
 
     use super::*;
 
-    const STAGES: [(Stage, usize); 4] =
-        [(Stage::TextEncoder, 0), (Stage::Denoise, 8), (Stage::VideoDecoder, 0), (Stage::Encoding, 0)];
+    const STAGES: [(JobPhase, usize); 4] =
+        [(JobPhase::TextEncoder, 0), (JobPhase::Denoise, 8), (JobPhase::VideoDecoder, 0), (JobPhase::Encoding, 0)];
 
     fn run(profiles: &mut Profiles, from: usize) -> Vec<Progress> {
         let mut track = Track::new(Arc::from("s"));
         let mut seen = Vec::new();
         for (stage, steps) in STAGES {
-            for step in if stage == Stage::Denoise { from } else { 0 }..=steps {
+            for step in if stage == JobPhase::Denoise { from } else { 0 }..=steps {
                 seen.push(track.at(Moment { stage, step, steps }, profiles));
                 std::thread::sleep(Duration::from_millis(2));
             }
@@ -206,7 +206,7 @@ mod tests {
     fn the_known_shapes_are_bounded() {
         let mut profiles = Profiles::default();
         for n in 0..3 * SHAPES {
-            profiles.learn(&Arc::from(format!("{n}")), Stage::Denoise, Cost { step: 1.0, steps: 1 });
+            profiles.learn(&Arc::from(format!("{n}")), JobPhase::Denoise, Cost { step: 1.0, steps: 1 });
             assert!(profiles.0.len() <= SHAPES);
         }
     }

@@ -12,7 +12,7 @@ use super::progress::Track;
 use crate::config::Drain;
 use crate::serve::device::{Moment, Order, Stop};
 use crate::serve::id::VideoId;
-use crate::serve::job::{Accepted, Record, Stage, State};
+use crate::serve::job::{Accepted, JobPhase, Record, State};
 use crate::serve::schedule::{self, Candidate};
 use crate::serve::store::STEPS;
 
@@ -178,7 +178,7 @@ impl Jobs {
             candidate = candidate.or(waiting.map(|waiting| waiting.candidate));
             let Some(entry) = index.jobs.get_mut(id) else { continue };
             entry.at = At::Run(number);
-            entry.progress.stage = Stage::Loading;
+            entry.progress.stage = JobPhase::Loading;
             jobs.push(Arc::clone(&entry.accepted));
             cancelled.push(Arc::clone(&entry.cancelled));
             self.settle(&mut index, id, Some(record));
@@ -238,7 +238,7 @@ impl Jobs {
     pub fn made(&self, running: &Running) {
         let mut index = self.lock();
         index.moved = Some(Instant::now());
-        self.show(&mut index, running, Moment { stage: Stage::Encoding, step: 0, steps: 0 });
+        self.show(&mut index, running, Moment { stage: JobPhase::Encoding, step: 0, steps: 0 });
         drop(index);
         self.is_changed();
     }

@@ -12,7 +12,7 @@ use super::{MemoryLabel, Metrics, Outcome, Phase, PipelineLabel, StateLabel};
 use crate::serve::device::{Device, Made, Moment, Order, RunError, Stop, Watch};
 use crate::serve::error::Failure;
 use crate::serve::id::VideoId;
-use crate::serve::job::{Accepted, Produced, Record, Stage, State};
+use crate::serve::job::{Accepted, JobPhase, Produced, Record, State};
 use crate::serve::store::{JobStore, Stored, Usage, Variant};
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -45,9 +45,9 @@ pub struct Pulse {
 #[derive(Debug, Default)]
 struct Beat {
     /// Since when a stage goes on; nothing while the device waits.
-    at: Option<(Stage, Instant)>,
+    at: Option<(JobPhase, Instant)>,
     /// Mean seconds between two moments, by stage.
-    means: HashMap<Stage, f64>,
+    means: HashMap<JobPhase, f64>,
 }
 
 /// A stage of which nothing is known may take as long: a large model is loaded and compiled.
@@ -60,7 +60,7 @@ impl Pulse {
     }
 
     /// The stage at which the device has stood for longer than ten times what it takes, and at least `floor`.
-    pub fn stuck(&self, floor: Duration) -> Option<Stage> {
+    pub fn stuck(&self, floor: Duration) -> Option<JobPhase> {
         let beat = lock(&self.beat);
         let (stage, since) = beat.at?;
         let mean = beat.means.get(&stage).map(|mean| Duration::from_secs_f64(10.0 * mean));
@@ -68,7 +68,7 @@ impl Pulse {
     }
 
     /// The device is at a stage; how long the moment before took.
-    fn beat(&self, stage: Option<Stage>) -> Option<(Stage, Duration)> {
+    fn beat(&self, stage: Option<JobPhase>) -> Option<(JobPhase, Duration)> {
         let now = Instant::now();
         let mut beat = lock(&self.beat);
         let before = beat.at.take().map(|(stage, since)| (stage, now - since));
@@ -245,7 +245,7 @@ impl ObservedDevice {
 /// Times of a run, stage by stage.
 struct StageTimes<'a> {
     pulse: &'a Pulse,
-    spent: HashMap<Stage, Duration>,
+    spent: HashMap<JobPhase, Duration>,
     last: Option<Moment>,
 }
 
@@ -258,7 +258,7 @@ impl StageTimes<'_> {
                 (Some(last), Some(now)) if last.stage == now.stage => now.step.saturating_sub(last.step),
                 _ => 0,
             };
-            if steps > 0 && matches!(stage, Stage::Denoise | Stage::Refine) {
+            if steps > 0 && matches!(stage, JobPhase::Denoise | JobPhase::Refine) {
                 self.pulse.metrics.step_seconds.observe(took.as_secs_f64() / steps as f64);
             }
         }
@@ -275,7 +275,7 @@ impl StageTimes<'_> {
                 .phase_seconds
                 .get_or_create(&Phase { phase: phase.unwrap_or_default() })
                 .observe(seconds);
-            if stage == Stage::Compiling {
+            if stage == JobPhase::Compiling {
                 self.pulse.metrics.compile_seconds.observe(seconds);
             }
         }
@@ -284,7 +284,7 @@ impl StageTimes<'_> {
 
 impl Device for ObservedDevice {
     fn warm(&mut self, order: &Order) -> Result<(), RunError> {
-        self.pulse.beat(Some(Stage::Compiling));
+        self.pulse.beat(Some(JobPhase::Compiling));
         let result = self.inner.warm(order);
         self.pulse.beat(None);
         result
@@ -296,7 +296,7 @@ impl Device for ObservedDevice {
         let since = Instant::now();
         let pulse = Arc::clone(&self.pulse);
         let mut stages = StageTimes { pulse: &pulse, spent: HashMap::new(), last: None };
-        stages.at(Some(Moment { stage: Stage::Loading, step: 0, steps: 0 }));
+        stages.at(Some(Moment { stage: JobPhase::Loading, step: 0, steps: 0 }));
         let mut measured = |moment: Moment| -> ControlFlow<Stop> {
             stages.at(Some(moment));
             watch(moment)

@@ -17,7 +17,7 @@ use serde_json::Value;
 
 use super::device::{Device, Made, Moment, Order, RunError, Stop, Watch};
 use super::error::Failure;
-use super::job::{Accepted, Stage};
+use super::job::{Accepted, JobPhase};
 use crate::config::{Config, Decoder, Job, Lora, NumFrames, Reference};
 use crate::media::Mp4Options;
 use crate::pipeline::batch::videos_at_once;
@@ -116,7 +116,7 @@ impl ModelDevice {
     fn prepare(
         &mut self,
         order: &Order,
-        tell: &mut dyn FnMut(Stage) -> Result<(), PipelineError>,
+        tell: &mut dyn FnMut(JobPhase) -> Result<(), PipelineError>,
     ) -> Result<Prepared, PipelineError> {
         let started = Instant::now();
         let own = |accepted: &Accepted| {
@@ -144,7 +144,7 @@ impl ModelDevice {
         files::check(&configs[0])?;
         self.read_as(&configs[0])?;
         if configs[0].model.loras != self.loras.0 || configs[0].model.lora_merge != self.loras.1 {
-            tell(Stage::Loading)?;
+            tell(JobPhase::Loading)?;
             self.session.runner.executor.keep_loras(Loras::open(&configs[0].model)?)?;
             self.loras = (configs[0].model.loras.clone(), configs[0].model.lora_merge);
         }
@@ -156,7 +156,7 @@ impl ModelDevice {
             configs.iter_mut().for_each(|config| config.conditioning.h264 = h264);
         }
         if configs[0].request.num_frames.count().is_none() {
-            tell(Stage::TextEncoder)?;
+            tell(JobPhase::TextEncoder)?;
             let frames = duration::resolve_on(&mut self.session.runner, &configs[0], &jobs)?.request.num_frames;
             configs.iter_mut().for_each(|config| config.request.num_frames = frames);
         }
@@ -166,7 +166,7 @@ impl ModelDevice {
         give(&configs[0], &mut requests)?;
         check_given(&requests)?;
         if !self.shapes.is_planned(&shape, &configs[0], rows) {
-            tell(Stage::Compiling)?;
+            tell(JobPhase::Compiling)?;
         }
         self.shapes.plan(&shape, &configs[0], rows, &mut self.session.runner, group.as_ref())?;
         Ok(Prepared { configs, jobs, requests, shape, rows, chunk: 1, started, warnings: Vec::new() })
@@ -222,7 +222,7 @@ impl ModelDevice {
         };
         let mut stopped = None;
         let mut told = |phase: Phase, step: usize, steps: usize| {
-            let stage = Stage::of(phase);
+            let stage = JobPhase::of(phase);
             match self.together.decide(watch(Moment { stage, step, steps })) {
                 ControlFlow::Continue(()) => ControlFlow::Continue(()),
                 // Its last programs take less time than its steps would to be made again.
@@ -264,7 +264,7 @@ impl ModelDevice {
     fn run_order(&mut self, order: &Order, chunk: usize, watch: Watch) -> Result<Vec<Box<dyn Made>>, Ended> {
         self.session.runner.executor.reset_set_up_time();
         let (mut stopped, together) = (None, self.together.clone());
-        let mut tell = |stage: Stage| match together.decide(watch(Moment { stage, step: 0, steps: 1 })) {
+        let mut tell = |stage: JobPhase| match together.decide(watch(Moment { stage, step: 0, steps: 1 })) {
             ControlFlow::Continue(()) => Ok(()),
             ControlFlow::Break(stop) => {
                 stopped = Some(stop);
@@ -301,8 +301,8 @@ impl ModelDevice {
 }
 
 /// Whether steps of denoising are behind it.
-fn is_behind_steps(stage: Stage) -> bool {
-    matches!(stage, Stage::Upsampler | Stage::VideoDecoder | Stage::AudioDecoder)
+fn is_behind_steps(stage: JobPhase) -> bool {
+    matches!(stage, JobPhase::Upsampler | JobPhase::VideoDecoder | JobPhase::AudioDecoder)
 }
 
 /// End of an order without videos.
