@@ -14,6 +14,7 @@ mod loras;
 mod media;
 mod read;
 mod resolve;
+mod schema;
 pub mod table;
 #[cfg(test)]
 mod tests;
@@ -37,6 +38,7 @@ use resolve::Resolver;
 
 pub use card::{Card, Limits};
 pub use limits::Shape;
+pub use schema::request_schema;
 
 /// Fields of requests, read against the server's configuration and its limits (`config.serve`).
 pub struct Fields {

@@ -6,7 +6,7 @@ mod taken;
 
 use std::sync::Arc;
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::{Endpoint, Fields};
 use crate::config::{CliOverrides, load};
