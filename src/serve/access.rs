@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use serde_json::json;
 
-use super::body::Traffic;
+use super::traffic::Traffic;
 
 /// A request and its answer. No prompt, no key, no name of a file is in it.
 #[derive(Debug)]

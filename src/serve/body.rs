@@ -14,68 +14,13 @@ use hyper::body::{Body as _, Frame, Incoming, SizeHint};
 use tokio::time::{Instant, Sleep};
 
 use super::access::Line;
-use super::error::ApiError;
-use super::listen::{Connection, Limits};
+use super::connection::{Connection, Limits};
+use super::traffic::{Cut, Traffic};
 
 /// How long what nobody wants of a body is read, before the connection is closed.
 const DRAIN: Duration = Duration::from_secs(5);
 /// Bytes of it.
 const DRAIN_BYTES: u64 = 64 << 20;
-
-/// Why a body ended early.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Cut {
-    /// It took too long, or came too slowly.
-    Slow,
-    /// It is longer than it may be.
-    Long,
-}
-
-/// A request's body, as its handlers and its connection share it.
-#[derive(Debug)]
-pub(super) struct Traffic {
-    /// Left here by the handler that did not read to the end.
-    left: Mutex<Option<Incoming>>,
-    cut: Mutex<Option<Cut>>,
-    begun: AtomicBool,
-    limit: AtomicU64,
-    received: AtomicU64,
-    sent: AtomicU64,
-}
-
-impl Traffic {
-    /// Bytes that came.
-    pub(super) fn received(&self) -> u64 {
-        self.received.load(Ordering::Relaxed)
-    }
-
-    /// Bytes of the answer's body that were taken to be sent.
-    pub(super) fn sent(&self) -> u64 {
-        self.sent.load(Ordering::Relaxed)
-    }
-
-    /// Bytes that the body may have.
-    pub(super) fn limit(&self, bytes: u64) {
-        self.limit.store(bytes, Ordering::Relaxed);
-    }
-
-    /// Whether anyone has asked for the body.
-    pub(super) fn begun(&self) -> bool {
-        self.begun.load(Ordering::Relaxed)
-    }
-
-    /// Answer to a client whose body could not be read, where the body itself was at fault.
-    pub(super) fn fault(&self) -> Option<ApiError> {
-        let cut = *self.cut.lock().unwrap_or_else(PoisonError::into_inner);
-        cut.map(|cut| match cut {
-            Cut::Slow => ApiError::new(408, "request_timeout", "the body of the request came too slowly"),
-            Cut::Long => {
-                let limit = self.limit.load(Ordering::Relaxed);
-                ApiError::new(413, "body_too_large", format!("the body may have {limit} bytes")).should_retry(false)
-            }
-        })
-    }
-}
 
 /// A request's body with its limits.
 pub(super) struct Asked {

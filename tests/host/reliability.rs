@@ -73,12 +73,10 @@ fn is_test(text: &str, function: &str, mark: &str) -> bool {
         let above = lines[..n].iter().rev().take_while(|l| l.starts_with("#[") || l.starts_with("//"));
         above.into_iter().any(|l| l.starts_with(mark))
     };
-    let listed = |line: &str| {
-        let names = line.strip_suffix(");").and_then(|line| line.split_once("!("));
-        names.is_some_and(|(_, names)| names.split(", ").any(|name| name == function))
-    };
+    let names = text.split("!(").skip(1).filter_map(|call| call.split(");").next());
+    let is_listed = names.flat_map(|names| names.split(',')).any(|name| name.trim() == function);
     let macros = lines.iter().any(|l| l.contains(mark) && l.contains("fn $"));
-    (0..lines.len()).any(|n| is_fn(lines[n]) && is_marked(n)) || macros && lines.iter().any(|l| listed(l))
+    (0..lines.len()).any(|n| is_fn(lines[n]) && is_marked(n)) || macros && is_listed
 }
 
 #[needs(nothing)]

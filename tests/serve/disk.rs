@@ -60,7 +60,7 @@ fn server(disk: &Path, patience: Duration, min_free: u64) -> Server {
     settings.min_free.0 = min_free;
     let pace = Pace { patience, young: Duration::ZERO, ..Pace::default() };
     let store = Arc::new(FileStore::open(disk).expect("a store"));
-    Server::with(store, disk, settings, pace)
+    Server::with(store, settings, pace)
 }
 
 #[needs(member)]
@@ -155,7 +155,7 @@ fn the_oldest_videos_go_where_they_take_too_much() {
     settings.disk.0 = 4 << 20;
     let young = |young| Pace { young, ..Pace::default() };
     let open = || Arc::new(FileStore::open(state.path()).expect("a store"));
-    let server = Server::with(open(), state.path(), settings.clone(), young(Duration::ZERO));
+    let server = Server::with(open(), settings.clone(), young(Duration::ZERO));
     let made: Vec<VideoId> =
         (0..6).map(|n| server.send(&format!("n={n} bytes=1000000"))).inspect(|id| drop(server.wait(id))).collect();
     until("the first to go", || server.jobs.get(&anyone(), &made[0]).is_err());
@@ -166,7 +166,7 @@ fn the_oldest_videos_go_where_they_take_too_much() {
 
     // Those that are young stay, and then nothing more is taken.
     settings.disk.0 = 1 << 20;
-    let server = Server::with(open(), state.path(), settings, young(Duration::from_secs(600)));
+    let server = Server::with(open(), settings, young(Duration::from_secs(600)));
     assert_eq!(server.jobs.admit(&anyone()).err().expect("no room").code, "insufficient_storage");
     assert_eq!(server.get(&made[5]).record.state, State::Completed);
     server.stop().expect("drained");

@@ -177,7 +177,7 @@ fn an_idempotency_key_makes_one_job() {
     let state = quick_folder();
     // The wall's clock is that of the requests.
     let pace = Pace { clock: Arc::new(|| 1_800_000_100), ..Pace::default() };
-    let server = Server::with(store(state.path()), state.path(), settings(), pace.clone());
+    let server = Server::with(store(state.path()), settings(), pace.clone());
     let send = |server: &Server, prompt: &str| {
         let ticket = server.jobs.admit(&anyone()).expect("a place");
         server.jobs.submit(ticket, request(&server.ids, prompt))
@@ -196,7 +196,7 @@ fn an_idempotency_key_makes_one_job() {
     server.wait(&ids[0]);
     server.stop().expect("drained");
     // It holds over a restart, and goes with its job.
-    let server = Server::with(store(state.path()), state.path(), settings(), pace);
+    let server = Server::with(store(state.path()), settings(), pace);
     assert!(
         matches!(send(&server, "idempotency=k").expect("taken"), Submitted::Again(job) if job.accepted.id == ids[0])
     );
@@ -344,7 +344,7 @@ fn shapes_are_warmed_evicted_and_grouped() {
     let jobs = Jobs::open(store(state.path()), settings.clone()).expect("jobs");
     let ids = Ids::behind(None);
     let warm = |prompt: &str| Order { jobs: vec![Arc::new(request(&ids, prompt))], steps: None, resume: false };
-    let server = Server::of(jobs, state.path(), vec![warm("shape=a")]);
+    let server = Server::of(jobs, vec![warm("shape=a")]);
     let first = server.send("shape=a fault=hang");
     server.until("it to run", |jobs| jobs.get(&anyone(), &first).expect("it").record.state == State::InProgress);
     // `b` and `c` are cold; those of `a` overtake them, four of them.
@@ -360,7 +360,7 @@ fn shapes_are_warmed_evicted_and_grouped() {
     server.stop().expect("drained");
 
     let jobs = Jobs::open(store(state.path()), settings).expect("jobs");
-    let server = Server::of(jobs, state.path(), vec![warm("warm=large")]);
+    let server = Server::of(jobs, vec![warm("warm=large")]);
     assert_eq!(server.join(), Err("it needs 90 GiB of 80 GiB".into()));
 }
 
@@ -373,7 +373,7 @@ fn a_clock_that_is_set_back_changes_neither_order_nor_expiry() {
     let wall = Arc::new(AtomicU64::new(2_000_000_000));
     let clock = Arc::clone(&wall);
     let pace = Pace { clock: Arc::new(move || clock.load(Ordering::Relaxed)), ..Pace::default() };
-    let server = Server::with(store(state.path()), state.path(), settings.clone(), pace.clone());
+    let server = Server::with(store(state.path()), settings.clone(), pace.clone());
     let first = server.send("a");
     server.wait(&first);
     wall.store(1_000_000_000, Ordering::Relaxed);
@@ -387,14 +387,14 @@ fn a_clock_that_is_set_back_changes_neither_order_nor_expiry() {
     server.stop().expect("drained");
 
     // One that another start finds, of a time to come, stays no longer than others.
-    let server = Server::with(store(state.path()), state.path(), settings.clone(), pace.clone());
+    let server = Server::with(store(state.path()), settings.clone(), pace.clone());
     wall.store(3_000_000_000, Ordering::Relaxed);
     let third = server.send("a");
     server.wait(&third);
     assert!(third > second);
     server.stop().expect("drained");
     wall.store(1_000_000_000, Ordering::Relaxed);
-    let server = Server::with(store(state.path()), state.path(), settings, pace);
+    let server = Server::with(store(state.path()), settings, pace);
     std::thread::sleep(Duration::from_millis(1100));
     server.jobs.sweep();
     assert_eq!(page(&server.jobs, None, 9, false).0, []);

@@ -47,7 +47,7 @@ fn queued_jobs_are_small_and_none_is_left_behind() {
     settings.keep = Seconds(0.2);
     let many = if full() { 10_000 } else { 600 };
     let store = Arc::new(FileStore::open(state.path()).expect("a store"));
-    let server = Server::with(store, state.path(), settings.clone(), Pace::default());
+    let server = Server::with(store, settings.clone(), Pace::default());
     let first = server.send("fault=hang");
     server.until("it to run", |jobs| jobs.get(&anyone(), &first).expect("it").record.state == State::InProgress);
     let before = memory();

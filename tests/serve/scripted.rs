@@ -293,26 +293,25 @@ pub struct Server {
     pub jobs: Arc<Jobs>,
     pub ids: Ids,
     pub log: Arc<Log>,
-    pub state: PathBuf,
     worker: Worker,
 }
 
 impl Server {
     pub fn start(state: &Path, settings: Serve) -> Self {
-        Server::with(Arc::new(FileStore::open(state).expect("a store")), state, settings, Pace::default())
+        Server::with(Arc::new(FileStore::open(state).expect("a store")), settings, Pace::default())
     }
 
-    pub fn with(store: Arc<dyn JobStore>, state: &Path, settings: Serve, pace: Pace) -> Self {
+    pub fn with(store: Arc<dyn JobStore>, settings: Serve, pace: Pace) -> Self {
         let jobs = Jobs::open_at(store, settings, pace).expect("jobs");
-        Server::of(jobs, state, Vec::new())
+        Server::of(jobs, Vec::new())
     }
 
-    pub fn of(jobs: Arc<Jobs>, state: &Path, warm: Vec<Order>) -> Self {
+    pub fn of(jobs: Arc<Jobs>, warm: Vec<Order>) -> Self {
         let log = Arc::new(Log::default());
         let ids = Ids::behind(jobs.last_id().as_ref());
         let device = ScriptedDevice::new(Arc::clone(&log));
         let worker = Worker::start(&jobs, Box::new(move || Ok(Box::new(device))), warm).expect("threads");
-        Server { jobs, ids, log, state: state.into(), worker }
+        Server { jobs, ids, log, worker }
     }
 
     /// Sends a request.

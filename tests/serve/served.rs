@@ -39,7 +39,7 @@ impl Served {
             "0s",
         ]);
         serve.arg("--state").arg(state).args(more).stdout(Stdio::null()).stderr(Stdio::piped());
-        failpoint.into_iter().for_each(|point| drop(serve.env("LTX2_FAILPOINT", point)));
+        serve.envs(failpoint.map(|point| ("LTX2_FAILPOINT", point)));
         let mut process = serve.spawn().expect("starts");
         let said = BufReader::new(process.stderr.take().expect("piped"));
         let (sender, lines) = channel();

@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::scripted::{Log, ScriptedDevice, quick_folder};
+use crate::support::needs;
 
 /// A request that the toy model could make in no time.
 pub fn body(prompt: &str) -> Value {
@@ -100,6 +101,15 @@ impl Site {
         drop(self.folder);
         code
     }
+}
+
+#[needs(nothing)]
+fn a_site_answers_until_it_ends() {
+    let site = Site::new(&[]);
+    let address = site.address;
+    assert_eq!(site.get("/live").status, 200);
+    assert_eq!(site.end(), 0);
+    assert!(TcpStream::connect(address).is_err());
 }
 
 /// Answer of a server.

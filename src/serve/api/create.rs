@@ -12,7 +12,6 @@ use super::errors::internal;
 use super::guard::traceparent;
 use super::videos::{Id, answer};
 use super::{App, BODY_PATIENCE, blocking};
-use crate::serve::body::Traffic;
 use crate::serve::error::ApiError;
 use crate::serve::fields::{Endpoint, Source, source_video};
 use crate::serve::form::Form;
@@ -20,6 +19,7 @@ use crate::serve::id::VideoId;
 use crate::serve::job::{Accepted, Snapshot, State as JobState};
 use crate::serve::jobs::{Caller, Submitted, Ticket};
 use crate::serve::store::Variant;
+use crate::serve::traffic::Traffic;
 
 /// Endpoints that take a request into the queue.
 #[derive(Clone, Debug)]

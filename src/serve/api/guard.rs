@@ -15,9 +15,9 @@ use super::App;
 use super::errors::Code;
 use crate::config::LogFormat;
 use crate::serve::access::Line;
-use crate::serve::body::Traffic;
 use crate::serve::error::ApiError;
 use crate::serve::jobs::Caller;
+use crate::serve::traffic::Traffic;
 
 /// Routes that need no key.
 const OPEN: [&str; 5] = ["/", "/live", "/health", "/ready", "/session"];

@@ -10,6 +10,7 @@ mod models;
 mod openapi;
 mod page;
 mod probes;
+mod router;
 mod routes;
 mod sync;
 mod videos;
@@ -23,7 +24,7 @@ use std::time::Duration;
 use tokio::sync::{Semaphore, watch};
 
 pub(super) use probes::platform;
-pub(super) use routes::{metrics_router, router};
+pub(super) use router::{metrics_router, router};
 
 use super::auth::Keys;
 use super::error::ApiError;

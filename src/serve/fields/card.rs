@@ -48,7 +48,7 @@ impl Fields {
         let (config, serve) = (&self.loaded.config, self.serve());
         Card {
             pipelines: self.pipelines(),
-            shapes: self.warm_shapes().unwrap_or_default(),
+            shapes: self.warm_shapes().expect("the server started with them"),
             defaults: self.defaults(),
             limits: Limits {
                 max_tokens: serve.max_tokens,

@@ -119,7 +119,7 @@ impl Fields {
         if !self.serve().only_warm {
             return Ok(());
         }
-        let warm = self.warm_shapes().unwrap_or_default();
+        let warm = self.warm_shapes().expect("the server started with them");
         if Shape::of(config).is_some_and(|own| warm.contains(&own)) {
             return Ok(());
         }
