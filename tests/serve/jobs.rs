@@ -309,9 +309,9 @@ fn a_hang_is_seen_and_a_drain_ends_in_either_way() {
         let server = Server::start(state.path(), settings.clone());
         let hangs = server.send("fault=hang");
         server.until("it to hang", |jobs| jobs.since_moment() > Duration::from_millis(30));
-        server.log.released.store(true, Ordering::Release);
         let batch = [server.send("key=k steps=60 ms=3"), server.send("key=k steps=60 ms=3")];
         let waits = server.send("a");
+        server.log.released.store(true, Ordering::Release);
         server.wait(&hangs);
         server.until("steps", |jobs| jobs.get(&anyone(), &batch[1]).expect("it").progress.step > 3);
         server.jobs.drain();
