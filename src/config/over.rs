@@ -72,7 +72,7 @@ impl Loaded {
         expand_reference(&mut top);
         layers.push(top);
         // A duration of the configuration gives way to any length of the request.
-        let says_frames = layer.unwritten.iter().any(|key| *key == FRAMES) || layer.tree.leaf(FRAMES).is_some();
+        let says_frames = layer.unwritten.contains(&FRAMES) || layer.tree.leaf(FRAMES).is_some();
         let own = self.length.clone().filter(|_| !says_frames);
         combine(layers, layer.length.clone().or(own), Some(self.version))
     }

@@ -159,7 +159,7 @@ impl Fields {
                     }
                 }
                 // Chat clients say these of an image URL.
-                (take(&mut item, "type"), take(&mut item, "detail"));
+                ["type", "detail"].into_iter().for_each(|name| drop(take(&mut item, name)));
                 no_more(field, &item, "file, data, content, image_url, role, frame, strength, crf")?;
                 contents
             }

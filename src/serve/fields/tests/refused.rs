@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use super::Server;
 
 #[test]
+#[allow(clippy::too_many_lines)] // A table.
 fn fields_that_cannot_be_used_are_named() {
     let (server, mut wrong) = (Server::new("nano", &[]), Vec::new());
     let long = "x".repeat(16385);

@@ -62,7 +62,7 @@ fn loras_are_named() {
         json!({"seed": 1, "lora": "{\"lora_name\": \"style\", \"lora_scale\": 0.5}"}),
         json!({"seed": 1, "extra_params": {"lora": {"adapter": "style", "scale": 0.5}}}),
     ] {
-        assert_eq!(of(body), [style.clone()]);
+        assert_eq!(of(body), std::slice::from_ref(&style));
     }
     let both = of(json!({"seed": 1, "loras": [{"name": "style", "scale": 0.5}, {"name": "late"}]}));
     assert_eq!(both, [style, ("b.safetensors".to_string(), 1.0, vec![2])]);
