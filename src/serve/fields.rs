@@ -1,8 +1,8 @@
 //! From the fields of a request to a job, field by field.
 //!
-//! [`table`] has a row for each field. A body's fields are read by it into one form ([`given`]), laid over the server's
-//! configuration as a layer of YAML is ([`layer`]), and the result is checked by the same code; its errors come back in the client's
-//! words ([`faults`]).
+//! [`table`] has a row for each field. A body's fields are read by it into one form (`given`), laid over the server's
+//! configuration as a layer of YAML is (`layer`), and the result is checked by the same code; its errors come back in the client's
+//! words (`faults`).
 
 mod card;
 mod faults;

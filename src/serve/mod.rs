@@ -5,8 +5,8 @@
 //!    polls, SSE, files    durable transitions     owns the model    MP4, JPEG, sidecar
 //! ```
 //!
-//! No handler knows the pipeline, no device knows HTTP. [`fields`] turns a request into an [`Accepted`] job, [`Jobs`] holds every
-//! job and its state, [`worker`] runs them in the order that [`schedule`] gives on a [`Device`], [`store`] keeps them.
+//! No handler knows the pipeline, no device knows HTTP. [`fields`] turns a request into an [`Accepted`](job::Accepted) job, [`Jobs`](jobs::Jobs) holds every
+//! job and its state, [`worker`] runs them in the order that [`schedule`] gives on a [`Device`](device::Device), [`store`] keeps them.
 
 mod access;
 mod api;

@@ -375,9 +375,9 @@ fn two_processes_are_one_server() {
     let keys = said.iter().find_map(|line| line.strip_prefix("keys [")).expect("keys");
     let keys: Vec<usize> =
         keys.trim_end_matches(']').split(", ").map(|count| count.parse().expect("a number")).collect();
-    // A job is several gathers; the other process may be one ahead.
-    let most = keys.iter().max().expect("a count");
-    assert!(keys.len() == 3 && keys.iter().all(|count| count + 1 >= *most), "keys of the store grow: {keys:?}");
+    // A job is many gathers, each of three keys while it lasts; the other process may be one ahead.
+    let [least, most] = [keys.iter().min(), keys.iter().max()].map(|count| *count.expect("a count"));
+    assert!(keys.len() == 3 && most - least <= 3, "keys of the store grow: {keys:?}");
 }
 
 struct Ends(Child);
