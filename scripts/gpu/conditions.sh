@@ -38,3 +38,14 @@ row image 1 -c ltx2 --pipeline keyframes "${size[@]}" --image "$clip/00000.png" 
 row plain_two 2 -c ltx2 "${size[@]}" --layout cfg --mesh cfg=2 "${programs[@]}"
 row audio_to_video_two 2 -c ltx2 "${size[@]}" --pipeline audio_to_video --audio "$sound" --layout cfg --mesh cfg=2 "${programs[@]}"
 row retake_two 2 -c ltx2 --video "$clip" --retake 2 4 --layout cfg --mesh cfg=2 "${programs[@]}"
+row reference 1 -c ltx2 --pipeline text_to_video "${size[@]}" --reference-video "$clip" \
+    --set conditioning.reference_downscale_factor=1 "${one[@]}"
+# Clips of a chain go on from latents: no program is timed alone.
+measure() {
+    local name=$1 started=$SECONDS
+    shift
+    timeout 200 "$ltx2" generate --weights random --platform cuda "$@" -p "a red fox in the snow" --force -o "$out/$name.mp4" ||
+        { echo "$name: not measured: ended with $?" && return; }
+    echo "$name: $((SECONDS - started)) s from the command to the video"
+}
+row chain 1 -c ltx2 --width 768 --height 512 --seconds 10 --chain --set sampler.steps="${STEPS:-8}"

@@ -53,7 +53,7 @@ def crowded(binary):
 
 
 def processes(binary):
-    """One test a core: each starts processes, of which several at once would compile the same program."""
+    """One test a core: each starts processes."""
     return tests(binary, "--", "--test-threads", str(os.cpu_count() or 1))
 
 
@@ -148,7 +148,7 @@ TIERS["test-full"] = (
     ],
 )
 
-# Programs that a tier may compile: the limit of docs/internals/testing.md, and a tenth for those that two processes compile at once.
+# Programs that a tier may compile: the limit of docs/internals/testing.md, and a tenth for tests with caches of their own.
 MOST_COMPILES = {"test": 946}
 # Minutes that a tier may take apart from the network, on two idle cores with nothing compiled for TPUs before.
 MOST_MINUTES = {"test-tpu": 12}

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use super::cache::{Cache, CacheError, Entry, fingerprint};
+use super::claim::Claim;
 use super::compile::{EngineOptions, compile_known, compile_options};
 use super::devices::Devices;
 use super::error::RuntimeError;
@@ -190,6 +191,8 @@ impl Engine {
         // Not where processes agree on a program: each waits for all others.
         let turn = entry.as_ref().filter(|_| self.group.is_none()).map(|entry| Turn::at(entry.path()));
         let writing = turn.as_ref().map(Turn::wait);
+        let absent = entry.as_ref().filter(|entry| turn.is_some() && !entry.path().exists());
+        let claim = absent.and_then(|entry| Claim::wait(entry.path()));
         let start = Instant::now();
         let cached = entry.as_ref().and_then(|entry| self.load_cached(name, entry));
         let cached = if self.all_cached(name, program, &options, cached.is_some())? { cached } else { None };
@@ -208,8 +211,9 @@ impl Engine {
                 // Where processes share a folder, one entry is enough.
                 let first = self.group.as_ref().is_none_or(|group| group.id() == 0);
                 if let Some(entry) = entry.filter(|entry| first || !entry.path().exists()) {
-                    self.save(entry, &loaded, turn.as_ref().zip(writing));
+                    self.save(entry, &loaded, turn.as_ref().zip(writing).filter(|_| self.platform() != "cpu"));
                 }
+                drop(claim);
                 (loaded, ExecutableOrigin::Compiled, took)
             }
         };
@@ -251,7 +255,7 @@ impl Engine {
         })
     }
 
-    /// Keeps a program in the compile cache, behind its first run where it has a turn: a GPU's takes seconds to be serialized.
+    /// Keeps a program in the compile cache, behind its first run where it is given a turn: a GPU's takes seconds to be serialized.
     fn save(&self, entry: Entry, loaded: &LoadedExecutable, turn: Option<(&Turn, MutexGuard<Writing>)>) {
         let (loaded, timeline) = (loaded.clone(), self.timeline.clone());
         let save = move || {

@@ -1,6 +1,7 @@
 //! From a program to numbers: platforms, compilation, upload, execution.
 
 pub(crate) mod cache;
+mod claim;
 mod compile;
 mod devices;
 mod engine;

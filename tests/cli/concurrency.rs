@@ -1,8 +1,10 @@
 //! Company and long use: threads on one client, many videos in one process, several runs beside each other.
 
+use std::io::BufRead;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::thread;
+use std::time::Duration;
 
 use crate::support::{self, cases, cpu, generate, needs, open, plain, request};
 use ltx2::hlo::DType;
@@ -105,15 +107,21 @@ impl Folder {
         self.0.path().join(name)
     }
 
-    /// A run that goes on by itself; its own temporary files are below `tmp`.
+    /// A run that goes on by itself.
     fn start(&self, out: &str, cache: &str) -> Child {
+        self.command(out, cache).spawn().expect("starts")
+    }
+
+    /// Its own temporary files are below `tmp`.
+    fn command(&self, out: &str, cache: &str) -> Command {
         let temporary = self.path("tmp");
         std::fs::create_dir_all(&temporary).expect("a folder");
         let cache = format!("runtime.compile_cache={cache}");
         let mut run = support::ltx2();
         run.args(["generate", "-c", support::tiny(), "--set", &cache, "-o"]).arg(self.path(out));
         run.env("TMPDIR", temporary);
-        run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("starts")
+        run.stdout(Stdio::piped()).stderr(Stdio::piped());
+        run
     }
 
     fn names(&self, folder: &str) -> Vec<String> {
@@ -135,22 +143,32 @@ fn hashes(video: &Path) -> Value {
     serde_json::from_str::<Value>(&sidecar).expect("JSON")["sha256"].clone()
 }
 
-/// Of the seven programs the longest is missing.
+impl Folder {
+    /// A cache without the longest of the seven programs; its path.
+    fn cache_without_denoise(&self) -> String {
+        let (out, stderr) = ended(self.start("first.mp4", &support::programs().display().to_string()));
+        assert!(out.status.success(), "{stderr}");
+        let sidecar = std::fs::read_to_string(self.path("first.json")).expect("a sidecar");
+        let sidecar: Value = serde_json::from_str(&sidecar).expect("JSON");
+        support::copy_programs(&self.path("cache"), &sidecar["programs"], &["denoise"]);
+        assert_eq!(self.names("cache").len(), 6);
+        self.path("cache").display().to_string()
+    }
+}
+
+/// Two that want a program at one time compile it once: the other waits and loads it.
 #[needs(cpu)]
 fn runs_beside_each_other_fill_one_cache() {
     let folder = Folder::new();
-    let (out, stderr) = ended(folder.start("first.mp4", &support::programs().display().to_string()));
-    assert!(out.status.success(), "{stderr}");
-    let sidecar = std::fs::read_to_string(folder.path("first.json")).expect("a sidecar");
-    let sidecar: Value = serde_json::from_str(&sidecar).expect("JSON");
-    support::copy_programs(&folder.path("cache"), &sidecar["programs"], &["denoise"]);
-    assert_eq!(folder.names("cache").len(), 6);
-    let cache = folder.path("cache").display().to_string();
+    let cache = folder.cache_without_denoise();
     let runs = ["a.mp4", "b.mp4"].map(|name| folder.start(name, &cache));
+    let mut hits = 0;
     for run in runs {
         let (out, stderr) = ended(run);
         assert!(out.status.success() && !stderr.contains("compiled anew"), "{stderr}");
+        hits += stderr.lines().filter(|l| l.starts_with("  ") && l.ends_with(" s  cache hit")).count();
     }
+    assert_eq!(hits, 13);
     assert_eq!(
         folder.names("cache").len(),
         7,
@@ -162,6 +180,29 @@ fn runs_beside_each_other_fill_one_cache() {
     for name in ["b.mp4", "d.mp4"] {
         assert_eq!(hashes(&folder.path(name)), hashes(&folder.path("a.mp4")), "{name}");
     }
+}
+
+/// Whoever compiles stops for good; another waits for it until it is killed.
+#[needs(cpu)]
+fn a_run_killed_while_it_compiles_holds_up_no_other() {
+    let folder = Folder::new();
+    let cache = folder.cache_without_denoise();
+    let started = |out: &str, failpoint: &str| {
+        let mut run = folder.command(out, &cache);
+        run.env("LTX2_FAILPOINT", failpoint).spawn().expect("starts")
+    };
+    let mut first = started("a.mp4", "compile denoise");
+    let mut lines = std::io::BufReader::new(first.stderr.take().expect("piped")).lines();
+    assert!(lines.any(|line| line.expect("text") == "at compile denoise"));
+    let mut second = started("b.mp4", "");
+    // Whole seconds after it could have compiled.
+    thread::sleep(Duration::from_secs(4));
+    assert!(second.try_wait().expect("a process").is_none(), "it did not wait");
+    first.kill().expect("killed");
+    first.wait().expect("ended");
+    let (out, stderr) = ended(second);
+    assert!(out.status.success(), "{stderr}");
+    assert_eq!(folder.names("cache").len(), 7, "{:?}", folder.names("cache"));
 }
 
 #[needs(cpu)]
