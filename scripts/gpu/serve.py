@@ -174,6 +174,12 @@ def queue(server, count):
     row("videos written while the next one runs", f"{overlaps:>8} of {count - 1}")
 
 
+def phase(state, key):
+    """Seconds of a phase of a job that ended."""
+    value = (state.get("timings") or {}).get(key)
+    return value.get("total") if isinstance(value, dict) else value
+
+
 def main():
     generate("nothing cached")
     perf = generate("programs cached")
@@ -186,21 +192,23 @@ def main():
     try:
         server.wait_ready()
         row("serve: command to /ready, programs cached", seconds(server.started))
-        took = []
+        took, states = [], []
         for n in range(ARGS.requests):
             started = time.monotonic()
-            state = server.finish(server.create(n))
+            states.append(server.finish(server.create(n)))
             took.append(time.monotonic() - started)
         row("first request after /ready, alone", f"{took[0]:8.2f} s")
         row(f"request {len(took)}", f"{took[-1]:8.2f} s")
-        row("the first against the last", f"{100 * (took[0] / took[-1] - 1):+8.1f} %")
+        over = 100 * (took[0] / took[-1] - 1)
+        row("the first against the last", f"{over:+8.1f} %")
+        row("each", " ".join(f"{seconds:.2f}" for seconds in took))
         row("fastest and slowest", f"{min(took):8.2f} s, {max(took):.2f} s")
-        timings = state.get("timings") or {}
-        for key in ["text_encoder", "denoise", "refine", "video_decoder", "encoding", "total"]:
-            value = timings.get(key)
-            value = value.get("total") if isinstance(value, dict) else value
-            if value is not None:
-                row(f"  {key}", f"{value:8.2f} s")
+        for key in states[-1].get("timings") or {}:
+            first, last = (phase(state, key) for state in (states[0], states[-1]))
+            if isinstance(first, float) and isinstance(last, float):
+                row(f"  {key}, first and last", f"{first:8.3f} s, {last:.3f} s")
+        if over > 5:
+            row("NOT MET", "the first is slower than the last by more than 5 %")
         queue(server, ARGS.queued)
     finally:
         server.end()

@@ -58,7 +58,7 @@ def processes(binary):
 
 
 FETCH = [
-    shell("fetch", "cargo fetch --locked", network=True),
+    shell("fetch", "cargo fetch --locked && cargo fetch --locked --manifest-path fuzz/Cargo.toml", network=True),
     shell(
         "tools",
         f"test -x {DENY} || (python3 -m venv target/tools && target/tools/bin/pip install -q --require-hashes"
