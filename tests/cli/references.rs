@@ -92,10 +92,17 @@ fn references_that_cannot_be() {
     let half = lora(&path("half.safetensors"), &[("reference_downscale_factor", "half")]);
     let [two, three] =
         ["2", "3"].map(|scale| lora(&path(&format!("{scale}.safetensors")), &[("reference_downscale_factor", scale)]));
+    // With two stages a multiple of this many times 64 would be none.
+    let huge = lora(&path("huge.safetensors"), &[("reference_downscale_factor", "288230376151711744")]);
+    let long = lora(&path("long.safetensors"), &[("reference_temporal_scale_factor", "65")]);
     let hdr = lora(&path("hdr.safetensors"), &[("hdr_transform", "logc3")]);
-    let no_number = "`reference_downscale_factor`: `half` in the header is no whole number above 0";
+    let no_number = "`reference_downscale_factor`: `half` in the header is no whole number from 1 to 64";
     for (more, why) in [
         (&["--lora", &half][..], no_number),
+        (&["--lora", &huge], "huge.safetensors: `reference_downscale_factor`: `288230376151711744` in the header is no whole"),
+        (&["--lora", &long], "long.safetensors: `reference_temporal_scale_factor`: `65` in the header is no whole number"),
+        (&["--set", "conditioning.reference_downscale_factor=65"], "conditioning.reference_downscale_factor"),
+        (&["--set", "conditioning.reference_temporal_scale_factor=65"], "conditioning.reference_temporal_scale_factor"),
         (&["--lora", &two, "--lora", &three], "2.safetensors says 2: LoRAs of different scales do not go together"),
         (&["--lora", &hdr], "`hdr_transform`: logc3: a LoRA of high dynamic range"),
         (&["--lora", "gone.safetensors"], "gone.safetensors"),
