@@ -70,6 +70,34 @@ impl Pipeline {
         if self == Pipeline::TextToAudio { "wav" } else { "mp4" }
     }
 
+    /// Whether there is a video in its passes.
+    pub(crate) fn has_video(self) -> bool {
+        self != Pipeline::TextToAudio
+    }
+
+    /// Whether it makes frames, rather than sound alone.
+    pub(crate) fn makes_frames(self) -> bool {
+        !matches!(self, Pipeline::VideoToAudio | Pipeline::TextToAudio)
+    }
+
+    /// Flags of what its requests need beside a prompt.
+    pub(crate) fn needed_flags(self) -> &'static [&'static str] {
+        match self {
+            Pipeline::ImageToVideo | Pipeline::Keyframes => &["--image"],
+            Pipeline::AudioToVideo => &["--audio"],
+            Pipeline::IcLora => &["--reference-video", "--lora"],
+            Pipeline::Retake => &["--video", "--retake"],
+            Pipeline::Extend => &["--video", "--extend"],
+            Pipeline::VideoToAudio => &["--video"],
+            Pipeline::TextToVideo
+            | Pipeline::TwoStage
+            | Pipeline::Distilled
+            | Pipeline::Hq
+            | Pipeline::Dfr
+            | Pipeline::TextToAudio => &[],
+        }
+    }
+
     /// Whether it starts from a given video.
     pub fn takes_video(self) -> bool {
         matches!(self, Pipeline::Retake | Pipeline::Extend | Pipeline::VideoToAudio)

@@ -286,7 +286,10 @@ mod tests {
         assert_eq!(said(1536, 1024, 500, 24.0), [""; 0]);
         let sideways = ClipInfo { width: 768, height: 512, frames: 121, frame_rate: Some(24.0), turned: 270 };
         let sideways = differences(&config, &video, &sideways, 121, 1);
-        assert!(sideways.len() == 1 && sideways[0].starts_with("a.mp4: is shown turned by 270 degrees"), "{sideways:?}");
+        assert!(
+            sideways.len() == 1 && sideways[0].starts_with("a.mp4: is shown turned by 270 degrees"),
+            "{sideways:?}"
+        );
         let all = said(512, 768, 100, 30.0);
         let words = [
             "100 frames, the video has 121",

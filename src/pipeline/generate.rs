@@ -242,7 +242,8 @@ fn check_kept_sound(path: &str, clip: &Clip, requests: &[Request]) -> Result<()>
     if clip.sound.is_some() || !requests.iter().any(|request| request.conditions.audio.iter().any(is_kept)) {
         return Ok(());
     }
-    let reason = "has no sound, and request.retake.audio: false keeps it; leave that out, and sound is made for all of it";
+    let reason =
+        "has no sound, and request.retake.audio: false keeps it; leave that out, and sound is made for all of it";
     Err(PipelineError::File { path: path.into(), reason: reason.into() })
 }
 
