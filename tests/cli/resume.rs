@@ -233,6 +233,7 @@ fn runs_with_given_files_go_on_to_the_same_bytes() {
             let other = Run { resume: true, ..run }.run(None).0.expect_err("another video");
             assert!(other.contains("holds the steps of another request"), "{other}");
             write_png_frames(Path::new(&path("source")), &frames).expect("written");
+            std::fs::remove_file(saved::path_of(&output)).expect("removed");
         }
     }
 }
