@@ -41,6 +41,7 @@ pub use ndarray;
 pub mod av;
 mod defaults;
 pub(crate) mod failpoint;
+mod host;
 pub mod tensor;
 pub mod threads;
 

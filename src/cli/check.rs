@@ -9,8 +9,8 @@ use crate::config::Pipeline;
 use crate::models::ConfigError;
 use crate::models::upsampler::Upsampling;
 use crate::pipeline::PipelineError;
-use crate::pipeline::configs::ModelConfigs;
-use crate::pipeline::model::{Component, needed_components};
+use crate::pipeline::configs::{ModelConfigs, needed_components};
+use crate::pipeline::model::Component;
 use crate::pipeline::parameters::compare;
 use crate::weights::{ModelSource, Overrides, ValidationReport, Version};
 
@@ -128,8 +128,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let missing = |pipeline: Pipeline| -> Vec<&str> {
         let upsampler = pipeline.has_two_stages().then_some(Component::LatentUpsampler);
         // Where the video VAE has no decoder of its own.
-        let decoder = configs.has_video_decoder().is_ok_and(|has| !has).then_some(Component::DiffusionDecoder);
-        let absent = needed_components().chain(upsampler).chain(decoder).filter(|p| !good(*p)).map(Component::folder);
+        let has_none = pipeline.makes_frames() && configs.has_video_decoder().is_ok_and(|has| !has);
+        let decoder = has_none.then_some(Component::DiffusionDecoder);
+        let absent =
+            needed_components(pipeline).chain(upsampler).chain(decoder).filter(|p| !good(*p)).map(Component::folder);
         // Only transformers of this generation mark the frames that it generates.
         let unmarked = pipeline == Pipeline::Dfr && source.version().is_ok_and(|version| version != Version::V2_5);
         absent.chain(unmarked.then_some("a transformer of LTX-2.5")).collect()
@@ -148,7 +150,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         .filter(|part| good(*part))
         .filter_map(|part| configs.upsampling(part).ok().flatten().map(Upsampling::name))
         .collect();
-    let pipelines = || Pipeline::value_variants().iter().map(|pipeline| (pipeline.name(), missing(*pipeline)));
+    let pipelines = || Pipeline::value_variants().iter().map(|pipeline| (*pipeline, missing(*pipeline)));
     let missing = missing(Pipeline::TextToVideo);
     // What cannot be opened is among the findings.
     let unverified = source.unverified().unwrap_or_default();
@@ -157,8 +159,15 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         let parts: serde_json::Map<String, serde_json::Value> =
             findings.iter().map(|(p, f)| (p.folder().to_string(), describe(f))).collect();
         let state = |missing: &[&str]| serde_json::json!({"ready": missing.is_empty(), "missing": missing});
+        let with = |pipeline: Pipeline, missing: &[&str]| {
+            let mut own = state(missing);
+            if let flags @ [_, ..] = pipeline.needed_flags() {
+                own["with"] = flags.into();
+            }
+            own
+        };
         let pipelines: serde_json::Map<String, serde_json::Value> =
-            pipelines().map(|(name, missing)| (name.to_string(), state(&missing))).collect();
+            pipelines().map(|(own, missing)| (own.name().to_string(), with(own, &missing))).collect();
         let mut all = serde_json::json!({
             "model": source.path(), "version": version, "parts": parts, "weight_bytes": bytes,
             "text_to_video": state(&missing), "pipelines": pipelines, "upsample": upsamplings, "unverified": unverified,
@@ -174,9 +183,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         let size = bytes as f64 / 1e9;
         let mut lines = vec![format!("{}: LTX-{version}, {size:.2} GB of weights", source.path().display())];
         lines.extend(findings.iter().flat_map(|(part, finding)| lines_of(*part, finding)));
-        lines.extend(pipelines().map(|(name, missing)| match missing.is_empty() {
-            true => format!("{name}: ready"),
-            false => format!("{name}: needs {}", missing.join(", ")),
+        lines.extend(pipelines().map(|(own, missing)| match (missing.is_empty(), own.needed_flags()) {
+            (true, []) => format!("{}: ready", own.name()),
+            (true, flags) => format!("{}: ready, with {}", own.name(), flags.join(" and ")),
+            (false, _) => format!("{}: needs {}", own.name(), missing.join(", ")),
         }));
         if !upsamplings.is_empty() {
             lines.push(format!("two_stage.upsample: {}", upsamplings.join(", ")));

@@ -70,6 +70,34 @@ impl Pipeline {
         if self == Pipeline::TextToAudio { "wav" } else { "mp4" }
     }
 
+    /// Whether there is a video in its passes.
+    pub(crate) fn has_video(self) -> bool {
+        self != Pipeline::TextToAudio
+    }
+
+    /// Whether it makes frames, rather than sound alone.
+    pub(crate) fn makes_frames(self) -> bool {
+        !matches!(self, Pipeline::VideoToAudio | Pipeline::TextToAudio)
+    }
+
+    /// Flags of what its requests need beside a prompt.
+    pub(crate) fn needed_flags(self) -> &'static [&'static str] {
+        match self {
+            Pipeline::ImageToVideo | Pipeline::Keyframes => &["--image"],
+            Pipeline::AudioToVideo => &["--audio"],
+            Pipeline::IcLora => &["--reference-video", "--lora"],
+            Pipeline::Retake => &["--video", "--retake"],
+            Pipeline::Extend => &["--video", "--extend"],
+            Pipeline::VideoToAudio => &["--video"],
+            Pipeline::TextToVideo
+            | Pipeline::TwoStage
+            | Pipeline::Distilled
+            | Pipeline::Hq
+            | Pipeline::Dfr
+            | Pipeline::TextToAudio => &[],
+        }
+    }
+
     /// Whether it starts from a given video.
     pub fn takes_video(self) -> bool {
         matches!(self, Pipeline::Retake | Pipeline::Extend | Pipeline::VideoToAudio)
@@ -84,12 +112,20 @@ impl Pipeline {
     /// The preset of a model generation.
     pub(crate) fn preset(self, version: Version) -> &'static str {
         match (version, self) {
-            (version, Pipeline::AudioToVideo) => Pipeline::TextToVideo.preset(version),
             // No other generation has it: its transformers are refused by name.
             (_, Pipeline::Dfr) => "ltx2_5_dfr",
-            (version, Pipeline::Retake | Pipeline::Extend | Pipeline::VideoToAudio | Pipeline::TextToAudio) => {
-                Pipeline::TextToVideo.preset(version)
-            }
+            (
+                version,
+                Pipeline::AudioToVideo
+                | Pipeline::Retake
+                | Pipeline::Extend
+                | Pipeline::VideoToAudio
+                | Pipeline::TextToAudio,
+            ) => match version {
+                // Lightricks' code guides these by every term, whatever the generation.
+                Version::V2_0 => "ltx2_full_guidance",
+                newer => Pipeline::TextToVideo.preset(newer),
+            },
             (Version::V2_0, Pipeline::TextToVideo | Pipeline::ImageToVideo) => "ltx2",
             (Version::V2_0, Pipeline::TwoStage | Pipeline::Keyframes) => "ltx2_two_stage",
             (Version::V2_0, Pipeline::Distilled | Pipeline::IcLora) => "ltx2_distilled",
@@ -170,5 +206,38 @@ impl Pipeline {
     /// Whether the official pipeline keeps the second stage's sound.
     pub(crate) fn keeps_refined_audio(self) -> bool {
         matches!(self, Pipeline::Distilled | Pipeline::IcLora | Pipeline::Keyframes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ndarray::Array4;
+
+    use crate::config::{CliOverrides, load};
+    use crate::media::{Frames, write_png_frames};
+
+    /// Scales that Lightricks' pipelines have for each generation: every term.
+    #[test]
+    fn streams_that_go_with_a_given_one_have_full_guidance() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let frames = Frames::new(Array4::zeros((25, 64, 96, 3))).expect("frames");
+        write_png_frames(folder.path(), &frames).expect("written");
+        let video = format!("request.video={}", folder.path().display());
+        for (model, steps, block) in [("Lightricks/LTX-2", 40, 29), ("Lightricks/LTX-2.3", 30, 28)] {
+            for (pipeline, given) in [
+                ("audio_to_video", &["request.audio={path: a.wav}"][..]),
+                ("retake", &[&video, "request.retake={start: 0.5}"]),
+                ("extend", &[&video, "request.extend={seconds: 1}"]),
+                ("video_to_audio", &[&video]),
+                ("text_to_audio", &[]),
+            ] {
+                let own = [format!("model.path={model}"), format!("pipeline={pipeline}")];
+                let set = own.into_iter().chain(given.iter().map(|pair| (*pair).to_string())).collect();
+                let config = load(&CliOverrides { set, ..CliOverrides::default() }).expect("legal").config;
+                let scales = config.scales().map(|own| [own.cfg, own.stg, own.modality, own.rescale]);
+                assert_eq!([scales.video, scales.audio], [[3.0, 1.0, 3.0, 0.7], [7.0, 1.0, 3.0, 0.7]], "{pipeline}");
+                assert_eq!((config.sampler.steps, &config.guidance.stg_blocks[..]), (steps, &[block][..]), "{model}");
+            }
+        }
     }
 }

@@ -610,11 +610,11 @@ with_defaults! {
         pub generated_keyframes: usize = 0,
         /// Pixels of the video that one of a reference video stands for, along each side; null for what the LoRAs' files say, 1
         /// where they say nothing.
-        #[schemars(range(min = 1))]
+        #[schemars(range(min = 1, max = 64))]
         #[serde(skip_serializing_if = "Option::is_none")]
         pub reference_downscale_factor: Option<usize> = None,
         /// Frames of the video that one of a reference video stands for; null as above.
-        #[schemars(range(min = 1))]
+        #[schemars(range(min = 1, max = 64))]
         #[serde(skip_serializing_if = "Option::is_none")]
         pub reference_temporal_scale_factor: Option<usize> = None,
         /// Quality of the H.264 round trip of conditioning images that say none of their own, 0 for none.

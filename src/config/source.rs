@@ -28,6 +28,7 @@ pub(super) fn take(merged: &mut Tree, has_seconds: bool) -> Result<(), ConfigErr
     }
     let (Some(path), true) = (config.request.video.clone(), config.pipeline.takes_video()) else { return Ok(()) };
     let info = probe_clip(Path::new(&path), Path::new("ffmpeg")).map_err(ConfigError::Video)?;
+    info.turned_fault(&path).iter().for_each(|line| tracing::warn!("{line}"));
     let origin = ValueOrigin::Video(path);
     for (key, value) in [("request.width", info.width), ("request.height", info.height)] {
         // Only what the network sees of a video that stays as it is has another size.
@@ -88,6 +89,10 @@ fn take_frames(
             let fail = |why: String| Err(fault("request.extend", format!("{} s", extend.seconds), merged, why));
             if !(extend.seconds.is_finite() && extend.seconds > 0.0) {
                 return fail("must be above 0; --extend-before goes on before the start".into());
+            }
+            // As of --seconds: beyond that a number of frames is no whole one any more.
+            if extend.seconds * rate >= 1e9 {
+                return fail(format!("must be less: {rate:.3} frames a second make more than a video can have"));
             }
             if extend.overlap % FRAME_STEP != 1 {
                 return fail(format!("overlap {} is not one more than a multiple of {FRAME_STEP}", extend.overlap));
@@ -185,6 +190,7 @@ mod tests {
         assert_eq!(frames(&["request.extend={seconds: 0.1, before: true, overlap: 17}"]), NumFrames::Count(17 + 8));
         for (set, why) in [
             ("request.extend={seconds: -1}", "must be above 0; --extend-before"),
+            ("request.extend={seconds: 1e18}", "1000000000000000000 s (--set): must be less: 24.000 frames a second"),
             ("request.extend={seconds: 1, overlap: 24}", "overlap 24 is not one more than a multiple of 8"),
             ("request.extend={seconds: 1, overlap: 33}", "has 30 frames, fewer than request.extend.overlap = 33"),
         ] {

@@ -1,7 +1,10 @@
 //! Videos by an installed ffmpeg.
 
+use std::io::{self, Read};
+use std::panic::resume_unwind;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::thread;
 
 use ndarray::Array4;
 
@@ -42,19 +45,53 @@ pub(super) fn decoded(path: &Path, ffmpeg: &Path, how: &[&str]) -> Result<Option
 
 /// The same with arguments that hold for the file before those that hold for what becomes of it.
 pub(super) fn decoded_by(path: &Path, ffmpeg: &Path, before: &[&str], how: &[&str]) -> Result<Option<Vec<u8>>> {
+    decoded_up_to(path, ffmpeg, before, how, u64::MAX)
+}
+
+/// The same of no more than so many bytes: ffmpeg is stopped there, which is an error.
+pub(super) fn decoded_up_to(
+    path: &Path,
+    ffmpeg: &Path,
+    before: &[&str],
+    how: &[&str],
+    most: u64,
+) -> Result<Option<Vec<u8>>> {
     let mut command = Command::new(ffmpeg);
     command.args(["-hide_banner", "-loglevel", "error"]).args(before).arg("-i").arg(path);
-    command.args(how).arg("pipe:1").stdin(Stdio::null());
-    let output = command.output().map_err(|e| Error::NoDecoder { path: path.to_path_buf(), reason: e.to_string() })?;
-    let said = String::from_utf8_lossy(&output.stderr);
+    command.args(how).arg("pipe:1").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let fault = |e: io::Error| Error::NoDecoder { path: path.to_path_buf(), reason: e.to_string() };
+    let mut child = command.spawn().map_err(fault)?;
+    let (bytes, said) = thread::scope(|scope| {
+        let errors = child.stderr.take();
+        let said = scope.spawn(|| errors.map_or(Ok(Vec::new()), read_all));
+        let mut bytes = Vec::new();
+        let read = child.stdout.take().map_or(Ok(0), |out| out.take(most.saturating_add(1)).read_to_end(&mut bytes));
+        if read.is_err() || bytes.len() as u64 > most {
+            // One that has ended by itself cannot be stopped any more.
+            let _ = child.kill();
+        }
+        (read.map(|_| bytes), said.join().unwrap_or_else(|panic| resume_unwind(panic)))
+    });
+    let status = child.wait().map_err(fault)?;
+    let (bytes, said) = (bytes.map_err(fault)?, said.map_err(fault)?);
+    if bytes.len() as u64 > most {
+        let reason = "it has more frames than this host has room for: give a shorter part of it, e.g. ffmpeg -t SECONDS -i IN OUT.mp4";
+        return Err(Error::Clip { path: path.to_path_buf(), reason: reason.into() });
+    }
+    let said = String::from_utf8_lossy(&said);
     if said.contains("does not contain any stream") || said.contains("matches no streams") {
         return Ok(None);
     }
-    if !output.status.success() {
-        let (path, status) = (path.to_path_buf(), output.status.to_string());
-        return Err(Error::Ffmpeg { path, status, tail: tail(&said) });
+    if !status.success() {
+        return Err(Error::Ffmpeg { path: path.to_path_buf(), status: status.to_string(), tail: tail(&said) });
     }
-    Ok(Some(output.stdout))
+    Ok(Some(bytes))
+}
+
+fn read_all(mut from: impl Read) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    from.read_to_end(&mut bytes)?;
+    Ok(bytes)
 }
 
 /// Portable pixmaps, one after the other, all of one size.

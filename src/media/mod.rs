@@ -38,7 +38,7 @@ pub use aac::AAC_RATES;
 pub use atomic::{check_writable, remove_temporaries, write_atomically};
 pub use audio::Audio;
 pub(crate) use clip::probe_mp4;
-pub use clip::{Clip, ClipInfo, covering_clip, probe_clip, read_clip, read_first_frames};
+pub use clip::{Clip, ClipInfo, ClipPart, covering_clip, probe_clip, read_clip, read_first_frames};
 pub use decode::read_video;
 pub use encoder::Encoder;
 pub use error::{Error, Result};

@@ -53,7 +53,13 @@ pub fn png_bytes(rgb: &[u8], width: usize, height: usize) -> std::result::Result
 /// # Errors
 /// A folder without PNG files; a file that is damaged or of another size than the first.
 pub fn read_png_frames(dir: &Path) -> Result<Frames> {
-    let paths = png_paths(dir)?;
+    read_first_png_frames(dir, usize::MAX)
+}
+
+/// The same of `most` files at most, at least one.
+pub(super) fn read_first_png_frames(dir: &Path, most: usize) -> Result<Frames> {
+    let mut paths = png_paths(dir)?;
+    paths.truncate(most.max(1));
     let png = |path: &Path, message: String| Error::Png { path: path.to_path_buf(), message };
     let frames = paths.iter().map(|p| read_png(p)).collect::<Result<Vec<_>>>()?;
     let first = frames.first().expect("a folder of frames has one");

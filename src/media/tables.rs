@@ -24,12 +24,35 @@ pub(super) fn of_file(path: &Path) -> io::Result<Option<Tables>> {
     Ok(movie(path)?.and_then(|movie| of_movie(&movie)))
 }
 
+/// Degrees clockwise, 0 to 359, by which an MP4 has the frames of its first video track turned where they are shown; 0 of any
+/// other file.
+///
+/// # Errors
+/// A file that cannot be read.
+pub(super) fn turned(path: &Path) -> io::Result<usize> {
+    Ok(movie(path)?.and_then(|movie| turned_by(video_track(&movie)?)).unwrap_or(0))
+}
+
+/// The angle of a track's matrix (ISO/IEC 14496-12, 8.3.2).
+fn turned_by(track: &[u8]) -> Option<usize> {
+    let head = within(track, &[b"tkhd"])?;
+    let at = if head.first() == Some(&1) { 52 } else { 40 };
+    let entry = |n: usize| Some(f64::from(number(head.get(at + 4 * n..at + 4 * n + 4)?) as i32));
+    let angle = entry(1)?.atan2(entry(0)?).to_degrees().round();
+    Some(angle.rem_euclid(360.0) as usize)
+}
+
+/// The first video track of a movie.
+fn video_track(movie: &[u8]) -> Option<&[u8]> {
+    let is_video = |track: &[u8]| within(track, &[b"mdia", b"hdlr"]).and_then(|h| h.get(8..12)) == Some(b"vide");
+    boxes(movie).find(|(name, body)| name == b"trak" && is_video(body)).map(|(_, body)| body)
+}
+
 fn of_movie(movie: &[u8]) -> Option<Tables> {
     if within(movie, &[b"mvex"]).is_some() {
         return None;
     }
-    let is_video = |track: &[u8]| within(track, &[b"mdia", b"hdlr"]).and_then(|h| h.get(8..12)) == Some(b"vide");
-    let track = boxes(movie).find(|(name, body)| name == b"trak" && is_video(body))?.1;
+    let track = video_track(movie)?;
     let ticks = timescale(within(track, &[b"mdia", b"mdhd"])?)?;
     let table = within(track, &[b"mdia", b"minf", b"stbl"])?;
     let described = within(table, &[b"stsd"])?;
@@ -159,5 +182,21 @@ mod tests {
         assert!(with(&[500, -1, 1 << 16, 167, 1024, 1 << 16]).is_some(), "a delay");
         assert!(with(&[167, 1536, 1 << 16]).is_none() && with(&[80, 1024, 1 << 16]).is_none(), "cut");
         assert!(with(&[80, 1024, 1 << 16, 80, 2048, 1 << 16]).is_none(), "a film");
+    }
+
+    /// Matrices as phones write them, in headers of both versions.
+    #[test]
+    fn a_matrix_turns_frames() {
+        let track = |long: bool, [a, b, c, d]: [i32; 4]| {
+            let before = if long { [words(&[1 << 24]), vec![0; 48]] } else { [words(&[0]), vec![0; 36]] }.concat();
+            boxed(b"tkhd", &[before, words(&[a, b, 0, c, d, 0, 0, 0, 1 << 30])].concat())
+        };
+        let one = 1 << 16;
+        let cases =
+            [([one, 0, 0, one], 0), ([0, one, -one, 0], 90), ([-one, 0, 0, -one], 180), ([0, -one, one, 0], 270)];
+        for (matrix, angle) in cases {
+            assert_eq!([false, true].map(|long| turned_by(&track(long, matrix))), [Some(angle); 2], "{matrix:?}");
+        }
+        assert_eq!((turned_by(&boxed(b"tkhd", &words(&[0, 0]))), turned_by(b"")), (None, None));
     }
 }

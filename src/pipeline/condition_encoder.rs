@@ -61,17 +61,22 @@ fn audio_latents(path: &Path) -> Result<Array4<f32>> {
     latents.into_dimensionality().map_err(|_| PipelineError::File { path: path.into(), reason })
 }
 
-/// The tokens that lie wholly in `span`, by their bounds `[1, axes, n, 2]` in seconds.
-fn within(bounds: &Array4<f32>, span: Range<f64>) -> Result<Range<usize>> {
+/// The tokens that lie wholly in `span` of the key that says it, by their bounds `[1, axes, n, 2]` in seconds.
+fn within(bounds: &Array4<f32>, span: Range<f64>, key: &str) -> Result<Range<usize>> {
     let time = bounds.slice(s![0, 0, .., ..]);
     let inside = |n: &usize| f64::from(time[[*n, 0]]) >= span.start && f64::from(time[[*n, 1]]) <= span.end;
     let mut kept = (0..time.nrows()).filter(inside);
     let empty = || {
-        let message = "request.audio_latents: no latent lies wholly within";
-        PipelineError::Usage(format!("{message} {} to {} s; give a longer span", span.start, span.end))
+        let Range { start, end } = span;
+        PipelineError::Usage(format!("{key}: no latent of sound lies wholly within {start} to {end} s; make it longer"))
     };
     let first = kept.next().ok_or_else(empty)?;
     Ok(first..kept.next_back().unwrap_or(first) + 1)
+}
+
+/// The key that says which span of a sound is known.
+fn span_key(content: &Content) -> &'static str {
+    if matches!(content, Content::VideoSound { .. }) { "request.extend.overlap" } else { "request.audio_latents" }
 }
 
 /// The given video of a request.
@@ -199,7 +204,7 @@ impl Runner {
                         vec![(0..n, behind - n..behind)]
                     }
                     Placement::Span { start, end } => {
-                        let span = within(&times, start..end)?;
+                        let span = within(&times, start..end, span_key(&condition.content))?;
                         vec![(span.clone(), span)]
                     }
                     Placement::Outside { start, end } => {
@@ -316,7 +321,8 @@ impl Runner {
 mod tests {
     use ndarray::Array4;
 
-    use super::{outside, within};
+    use super::{outside, span_key, within};
+    use crate::request::{Condition, Content};
 
     /// Regions that the reference's `TemporalRegionMask` generates anew, of 25 frames at 24 a second: what lies wholly
     /// before and behind one is kept.
@@ -338,14 +344,20 @@ mod tests {
                 let n = ends.len() - 1;
                 let bounds = Array4::from_shape_fn((1, 1, n, 2), |(_, _, token, side)| ends[token + side]);
                 // A bound of an interval is f32, as the reference's.
-                let before = within(&bounds, 0.0..f64::from(start as f32)).unwrap_or(none.clone());
-                let behind = within(&bounds, f64::from(end as f32)..f64::INFINITY).unwrap_or(n..n);
+                let before = within(&bounds, 0.0..f64::from(start as f32), "").unwrap_or(none.clone());
+                let behind = within(&bounds, f64::from(end as f32)..f64::INFINITY, "").unwrap_or(n..n);
                 assert_eq!(before.end..behind.start, generated, "{start} to {end} of {n}");
                 let kept: Vec<usize> = outside(&bounds, start..end).flatten().collect();
                 assert_eq!(kept, (0..generated.start).chain(generated.end..n).collect::<Vec<_>>());
             }
         }
-        let empty = within(&Array4::zeros((1, 1, 3, 2)), 0.5..0.6).unwrap_err().to_string();
-        assert!(empty.contains("no latent lies wholly within 0.5 to 0.6 s"), "{empty}");
+        let sound = Condition::suffix(9, 17, 24.0).audio.content;
+        for (content, key) in [
+            (Content::AudioLatents { path: "a.safetensors".into() }, "request.audio_latents"),
+            (sound, "request.extend.overlap"),
+        ] {
+            let empty = within(&Array4::zeros((1, 1, 3, 2)), 0.5..0.6, span_key(&content)).unwrap_err().to_string();
+            assert_eq!(empty, format!("{key}: no latent of sound lies wholly within 0.5 to 0.6 s; make it longer"));
+        }
     }
 }

@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::error::{PipelineError, Result};
 use super::origin::Origin;
 use crate::av::Av;
-use crate::config::{Config, Decoder, Reference};
+use crate::config::{Config, Decoder, Pipeline, Reference};
 use crate::hlo::DType;
 use crate::models::connectors::{self, ConnectorsConfig};
 use crate::models::diffusion_decoder::{self, DiffusionDecoderConfig, FeatureGrid, FeatureTile};
@@ -40,11 +40,20 @@ pub struct ModelConfigs {
     official: bool,
     /// The video's decoder.
     decoder: Decoder,
+    /// Whose runs it is read for.
+    pipeline: Pipeline,
 }
 
 impl From<Origin> for ModelConfigs {
     fn from(origin: Origin) -> Self {
-        ModelConfigs { origin, layers: None, vocoder_clamp: true, official: true, decoder: Decoder::Auto }
+        ModelConfigs {
+            origin,
+            layers: None,
+            vocoder_clamp: true,
+            official: true,
+            decoder: Decoder::Auto,
+            pipeline: Pipeline::TextToVideo,
+        }
     }
 }
 
@@ -93,6 +102,7 @@ impl ModelConfigs {
         ModelConfigs {
             official: config.reference != Reference::Diffusers,
             decoder: config.model.decoder,
+            pipeline: config.pipeline,
             ..self.with_vocoder_clamp(config.vocoder.stage1_clamp != Reference::Diffusers)
         }
     }
@@ -175,8 +185,19 @@ impl ModelConfigs {
         PipelineError::Input(format!("{}: {why}", self.origin.config_place(part).display()))
     }
 
-    /// Ratios and channels of the video autoencoder.
+    /// Components that a run needs, whichever decoder there is.
+    pub(crate) fn needed_components(&self) -> impl Iterator<Item = Component> + use<> {
+        needed_components(self.pipeline)
+    }
+
+    /// Ratios and channels of the video autoencoder. Without one sound alone is made, as long as its frames would be.
     pub(crate) fn video_vae(&self) -> Result<video_vae::Geometry> {
+        if !self.pipeline.has_video() && !self.origin.has(Component::Vae) {
+            let c = self.transformer()?;
+            let [temporal, spatial, ..] = c.vae_scale_factors;
+            let channels = c.video().in_channels / (c.patch_size_t * c.patch_size * c.patch_size).max(1);
+            return Ok(video_vae::Geometry::told(channels, [temporal, spatial]));
+        }
         self.read(Component::Vae, |json| Ok(VideoVaeConfig::from_json(json)?.geometry()))
     }
 
@@ -190,11 +211,14 @@ impl ModelConfigs {
         self.read(Component::DiffusionDecoder, DiffusionDecoderConfig::from_json)
     }
 
-    /// Whether the video is decoded by diffusion.
+    /// Whether the video is decoded by diffusion; of a run that makes no frames, none is.
     ///
     /// # Errors
     /// A decoder that is not there, with its file and key.
     pub(crate) fn decodes_by_diffusion(&self) -> Result<bool> {
+        if !self.pipeline.makes_frames() {
+            return Ok(false);
+        }
         let (convolution, diffusion) = (self.has_video_decoder()?, self.origin.has(Component::DiffusionDecoder));
         let by_diffusion = match self.decoder {
             Decoder::Auto => diffusion && (self.official || !convolution),
@@ -343,6 +367,13 @@ impl ModelConfigs {
             _ => None,
         })
     }
+}
+
+/// Components that a pipeline's runs need, whichever decoder there is. The text encoder stands before the tokenizer, which its
+/// folder often brings.
+pub(crate) fn needed_components(pipeline: Pipeline) -> impl Iterator<Item = Component> {
+    let is_needed = move |part: &Component| !part.is_optional() && (pipeline.has_video() || *part != Component::Vae);
+    Component::ALL.into_iter().filter(is_needed)
 }
 
 /// The component that does an upsampling.

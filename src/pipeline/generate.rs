@@ -1,7 +1,7 @@
 //! `generate`: every video of a configuration, with programs compiled and weights loaded once.
 
 use super::phase::Phase;
-use crate::request::{Request, Shared};
+use crate::request::{Condition, Content, Placement, Request, Shared};
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -17,6 +17,7 @@ use super::chain_writer::ChainWriter;
 use super::condition_encoder;
 use super::duration;
 use super::error::{PipelineError, Result};
+use super::hashes;
 use super::model::Model;
 use super::options::{GenerateOptions, RunOptions};
 use super::processes;
@@ -28,8 +29,8 @@ use super::sound_encoder::sound_of;
 use super::text_to_video::Generated;
 pub use super::writer::Finished;
 use super::writer::{Made, Writer, Written, write_json};
-use crate::config::{Config, Job, beyond_training};
-use crate::media::{self, Clip, Mp4Options};
+use crate::config::{Config, FRAME_STEP, Job, Pipeline, beyond_training};
+use crate::media::{self, Clip, ClipPart, Mp4Options};
 use crate::runtime::processes::Group;
 
 /// Steps between two looks at an interrupt, where no progress is shown.
@@ -220,14 +221,42 @@ fn check_outputs(options: &GenerateOptions) -> Result<()> {
     Ok(named.try_for_each(|path| media::check_writable(path))?)
 }
 
+/// The part of a given video that a configuration's requests take.
+fn wanted(config: &Config) -> ClipPart {
+    let frames = config.request.num_frames.count();
+    match config.pipeline {
+        Pipeline::Retake => {
+            ClipPart { frames, seconds: frames.map(|frames| frames as f64 / config.request.frame_rate) }
+        }
+        // Its sound is another one. Frames that make no whole latent stay: there are none where as many as make one follow.
+        Pipeline::VideoToAudio => {
+            ClipPart { frames: frames.map(|frames| frames.saturating_add(FRAME_STEP)), seconds: Some(0.0) }
+        }
+        _ => ClipPart::default(),
+    }
+}
+
+/// Refuses a video without sound whose sound is to be kept.
+fn check_kept_sound(path: &str, clip: &Clip, requests: &[Request]) -> Result<()> {
+    let is_kept = |c: &Condition| matches!(c.content, Content::VideoSound { .. }) && c.placement == Placement::Whole;
+    if clip.sound.is_some() || !requests.iter().any(|request| request.conditions.audio.iter().any(is_kept)) {
+        return Ok(());
+    }
+    let reason =
+        "has no sound, and request.retake.audio: false keeps it; leave that out, and sound is made for all of it";
+    Err(PipelineError::File { path: path.into(), reason: reason.into() })
+}
+
 /// Gives requests the video and the sound that a configuration names, each read once.
 ///
 /// # Errors
-/// A file that cannot be read.
+/// A file that cannot be read, or lacks the sound that is kept.
 pub(crate) fn give(config: &Config, requests: &mut [Request]) -> Result<()> {
     let given = |error| PipelineError::Given(Box::new(error));
     if let Some(path) = &config.request.video {
-        let clip = Clip::read(Path::new(path), Path::new("ffmpeg")).map_err(|error| given(error.into()))?;
+        let clip = Clip::read(Path::new(path), Path::new("ffmpeg"), wanted(config));
+        let clip = clip.map_err(|error| given(error.into()))?;
+        check_kept_sound(path, &clip, requests).map_err(given)?;
         let clip = Shared::from(clip);
         requests.iter_mut().for_each(|request| request.clip = Some(clip.clone()));
     }
@@ -275,14 +304,9 @@ pub(crate) fn check_given(requests: &[Request]) -> Result<()> {
     Ok(())
 }
 
-/// For sidecars, SHA-256 of every file that a configuration's requests are made from, by its path; that of a folder is of its files
-/// in turn.
+/// For sidecars, hashes of every file that a configuration's requests are made from.
 pub(crate) fn inputs(config: &Config) -> Result<Value> {
-    if !config.output.sidecar {
-        return Ok(Value::Null);
-    }
-    let hash = |path: &str| Ok((path.to_string(), json!(media::sha256_of(Path::new(path))?)));
-    config.request.files().map(hash).collect()
+    if config.output.sidecar { Ok(Value::Object(hashes::of_given(config)?)) } else { Ok(Value::Null) }
 }
 
 /// The sidecar of a video, without hashes of what is made and times.
@@ -302,4 +326,21 @@ pub(crate) fn sidecar(
         "programs": runner.executor.program_hashes().collect::<BTreeMap<_, _>>(),
         "versions": versions,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::NumFrames;
+
+    /// Of an hour, a retake of its first seconds decodes these; all is wanted where it is written again.
+    #[test]
+    fn no_more_is_read_than_is_wanted() {
+        let mut config = Config::default();
+        config.request.num_frames = NumFrames::Count(49);
+        let part = |pipeline| wanted(&Config { pipeline, ..config.clone() });
+        assert_eq!(part(Pipeline::Retake), ClipPart { frames: Some(49), seconds: Some(49.0 / 24.0) });
+        assert_eq!(part(Pipeline::VideoToAudio), ClipPart { frames: Some(57), seconds: Some(0.0) });
+        assert_eq!(part(Pipeline::Extend), ClipPart::default());
+    }
 }

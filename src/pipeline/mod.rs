@@ -24,6 +24,7 @@ mod error;
 pub mod executor;
 mod files;
 pub mod generate;
+mod hashes;
 pub mod init;
 pub mod loras;
 pub(crate) mod memory;

@@ -17,9 +17,9 @@ use crate::sampling::sigmas::FlowMatch;
 pub use crate::weights::Component;
 use crate::weights::{ModelSource, TensorView, TokenizerFiles, finite_tensor};
 
-/// Components that every run needs. The text encoder stands before the tokenizer, which its folder often brings.
-pub(crate) fn needed_components() -> impl Iterator<Item = Component> {
-    Component::ALL.into_iter().filter(|part| !part.is_optional())
+/// Mean 0, deviation 1.
+fn plain_statistics(length: usize, scaling_factor: f32) -> Statistics {
+    Statistics { mean: vec![0.0; length], std: vec![1.0; length], scaling_factor }
 }
 
 /// Opens a tokenizer.
@@ -97,15 +97,10 @@ impl Model {
             return Err(PipelineError::Input(message));
         }
         let (vae, audio) = (configs.video_vae()?, configs.audio_vae()?);
-        let plain = |length: usize, scaling_factor: f32| Statistics {
-            mean: vec![0.0; length],
-            std: vec![1.0; length],
-            scaling_factor,
-        };
-        let video = plain(vae.latent_channels, vae.scaling_factor);
-        let statistics = Av { video, audio: plain(audio.base_channels, 1.0) };
+        let video = plain_statistics(vae.latent_channels, vae.scaling_factor);
+        let statistics = Av { video, audio: plain_statistics(audio.base_channels, 1.0) };
         let diffusion = match configs.decodes_by_diffusion()? {
-            true => Some(plain(configs.diffusion_decoder()?.latent_channels, 1.0)),
+            true => Some(plain_statistics(configs.diffusion_decoder()?.latent_channels, 1.0)),
             false => None,
         };
         Model::with(configs, tokenizer, statistics, diffusion, Weights::Random(seed))
@@ -120,13 +115,13 @@ impl Model {
     }
 
     fn read(source: &Arc<ModelSource>, configs: ModelConfigs) -> Result<Self> {
-        source.require(needed_components())?;
+        source.require(configs.needed_components())?;
         source.refuse_unread()?;
         let (vae, audio) = (configs.video_vae()?, configs.audio_vae()?);
         let diffusion = if configs.decodes_by_diffusion()? { Some(configs.diffusion_decoder()?) } else { None };
         // Headers are read now, so that a damaged file is found before anything has run.
         let decoder = diffusion.is_some().then_some(Component::DiffusionDecoder);
-        for part in needed_components().chain(decoder).filter(|p| p.weights_stem().is_some()) {
+        for part in configs.needed_components().chain(decoder).filter(|p| p.weights_stem().is_some()) {
             source.checkpoint(part)?;
         }
         source.unverified()?.iter().for_each(|line| tracing::warn!("{line}"));
@@ -139,7 +134,10 @@ impl Model {
             Ok(Statistics { mean: read("latents_mean")?, std: read("latents_std")?, scaling_factor })
         };
         let statistics = Av {
-            video: statistics_of(Component::Vae, vae.latent_channels, vae.scaling_factor)?,
+            video: match source.has(Component::Vae) {
+                true => statistics_of(Component::Vae, vae.latent_channels, vae.scaling_factor)?,
+                false => plain_statistics(vae.latent_channels, vae.scaling_factor),
+            },
             audio: statistics_of(Component::AudioVae, audio.base_channels, 1.0)?,
         };
         let diffusion =

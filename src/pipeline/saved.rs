@@ -11,12 +11,12 @@ use sha2::{Digest, Sha256};
 
 use super::clip_ends::ClipEnds;
 use super::error::{PipelineError, Result};
+use super::hashes;
 use super::model::Model;
 use super::tensors;
 use super::tensors::fixed;
-use crate::config::{Config, Job};
+use crate::config::{Config, Job, Lora};
 use crate::media::Frames;
-use crate::request::{self, Condition};
 use crate::tensor::Tensor;
 use crate::weights::Checkpoint;
 
@@ -306,7 +306,7 @@ fn read(path: &Path, identity: &str) -> Result<(usize, Saved)> {
     Ok((number("clip")?, saved))
 }
 
-/// Of everything that a result depends on. Of files that the request only names, size and time have to do.
+/// Of everything that a result depends on: given files by what they hold; of LoRAs, size and time have to do.
 fn identity(config: &Config, model: &Model, jobs: &[Job]) -> Result<String> {
     let each = jobs.iter().map(|job| {
         let mut own = config.effective(&job.prompt, job.seed);
@@ -317,12 +317,8 @@ fn identity(config: &Config, model: &Model, jobs: &[Job]) -> Result<String> {
         }
         own
     });
-    let conditions = request::conditions(config)?;
-    let given = conditions.as_ref().into_iter().flatten().filter_map(Condition::path);
-    let given = given.chain(config.request.video.as_ref().map(Path::new));
-    let files = given.chain(config.model.loras.iter().map(|lora| Path::new(&lora.path)));
-    let about = |path: &Path| {
-        let about = std::fs::metadata(path).ok()?;
+    let about = |lora: &Lora| {
+        let about = std::fs::metadata(&lora.path).ok()?;
         let time = about.modified().ok()?.duration_since(UNIX_EPOCH).ok()?;
         Some((about.len(), time.as_nanos().to_string()))
     };
@@ -330,7 +326,8 @@ fn identity(config: &Config, model: &Model, jobs: &[Job]) -> Result<String> {
         "release": env!("CARGO_PKG_VERSION"),
         "requests": each.collect::<Vec<_>>(),
         "model": model.identity()?,
-        "files": files.map(about).collect::<Vec<_>>(),
+        "inputs": hashes::of_given(config)?,
+        "loras": config.model.loras.iter().map(about).collect::<Vec<_>>(),
     });
     Ok(hex::encode(Sha256::digest(all.to_string())))
 }

@@ -43,12 +43,8 @@ const MEMORY: u64 = 2_000_000_000;
 /// Number of children that cores and free memory allow.
 pub(crate) fn default_jobs() -> usize {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let free = info
-        .lines()
-        .find_map(|l| l.strip_prefix("MemAvailable:"))
-        .and_then(|l| l.trim().trim_end_matches(" kB").parse::<u64>().ok());
-    cores.min(free.map_or(cores, |kb| usize::try_from(kb * 1024 / MEMORY).unwrap_or(cores))).max(1)
+    let free = crate::host::free_memory();
+    cores.min(free.map_or(cores, |bytes| usize::try_from(bytes / MEMORY).unwrap_or(cores))).max(1)
 }
 
 /// Environment variable that a worker's children get in addition to this process's.

@@ -10,6 +10,9 @@ const TEMPORAL: &str = "reference_temporal_scale_factor";
 /// Key of LoRAs whose videos are to be taken out of a logarithmic curve.
 const HDR: &str = "hdr_transform";
 
+/// The largest scale: published LoRAs say 2 at most, and beyond this a reference of any video is a pixel.
+const MOST: usize = 64;
+
 /// Pixels, and frames, of a video that one of a reference's stands for; none where the header says nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ReferenceScales {
@@ -23,7 +26,7 @@ impl ReferenceScales {
     /// Reads the header of a LoRA, by its name in a configuration.
     ///
     /// # Errors
-    /// No such file; a scale that is no whole number above 0; a LoRA whose videos need more than frames.
+    /// No such file; a scale that is no whole number from 1 to [`MOST`]; a LoRA whose videos need more than frames.
     pub(crate) fn of(name: &str) -> Result<Self, WeightsError> {
         let checkpoint = Checkpoint::open(&locate(name)?)?;
         let fail = |key: &str, reason: String| WeightsError::Lora {
@@ -36,8 +39,8 @@ impl ReferenceScales {
         }
         let scale = |key: &str| {
             let Some(text) = checkpoint.metadata(key) else { return Ok(None) };
-            let value = text.trim().parse::<usize>().ok().filter(|value| *value > 0);
-            let wrong = || fail(key, format!("`{text}` in the header is no whole number above 0"));
+            let value = text.trim().parse::<usize>().ok().filter(|value| (1..=MOST).contains(value));
+            let wrong = || fail(key, format!("`{text}` in the header is no whole number from 1 to {MOST}"));
             value.map(Some).ok_or_else(wrong)
         };
         Ok(ReferenceScales { downscale: scale(DOWNSCALE)?, temporal: scale(TEMPORAL)? })

@@ -144,6 +144,8 @@ fn every_preset_runs_at_small_size() {
             let written = |image: &Value| format!("frame: {}, strength: {}", image["frame"], strength(image));
             assert!(given.iter().all(|image| more[0].contains(&written(image))), "{preset}: {given:?}");
             assert_eq!(given.len(), more[0].matches("path").count(), "{preset}");
+            let files: &[&str] = if given.is_empty() { &[] } else { &[IMAGE] };
+            assert_eq!(sidecar["inputs"], support::hashes_of(files), "{preset}");
             if !given.is_empty() {
                 let encoder = sidecar["config"]["conditioning"]["h264"].as_str().expect("a name");
                 assert!(encoder != "auto" && (n != 8 || encoder == "builtin"), "{preset}: {encoder}");

@@ -133,21 +133,83 @@ fn a_video_gone_on_with_and_one_with_other_sound() {
     let sidecar: Value = serde_json::from_str(&json).expect("JSON");
     let request = &sidecar["config"]["request"];
     assert_eq!((&request["video"], &request["num_frames"]), (&Value::from(given), &Value::from(17)));
+    assert_eq!(sidecar["inputs"], support::hashes_of(&[given]));
     makes(path("after.json").to_str().expect("UTF-8"), &path("again.mp4"), &[]);
     let again = fs::read_to_string(path("again.json")).expect("a sidecar");
     let again: Value = serde_json::from_str(&again).expect("JSON");
     assert_eq!(again["sha256"], sidecar["sha256"]);
 
-    makes(
-        CONFIG,
-        &path("alone.wav"),
-        &["--pipeline", "text_to_audio", "--num-frames", "9", "--width", "64", "--height", "64"],
-    );
+    // Sound alone needs no video autoencoder.
+    let model = without_vae(folder.path());
+    let size = ["--num-frames", "9", "--width", "64", "--height", "64", "-m", &model];
+    makes(CONFIG, &path("alone.wav"), &[&["--pipeline", "text_to_audio"], &size[..]].concat());
     let alone = read_wav(&path("alone.wav")).expect("a WAV file");
     assert!(alone.samples().iter().any(|sample| *sample != 0.0));
     let json = fs::read_to_string(path("alone.json")).expect("a sidecar");
     let sidecar: Value = serde_json::from_str(&json).expect("JSON");
     assert!(!sidecar["programs"].as_object().expect("programs").contains_key("video_decoder"));
+}
+
+/// A folder of links to a model's components but for the video autoencoder.
+fn without_vae(folder: &Path) -> String {
+    let model = folder.join("without_vae");
+    fs::create_dir(&model).expect("a folder");
+    let whole = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models/tiny_a");
+    for entry in fs::read_dir(whole).expect("a model").map(|entry| entry.expect("an entry")) {
+        if entry.file_name() != "vae" {
+            std::os::unix::fs::symlink(entry.path(), model.join(entry.file_name())).expect("a link");
+        }
+    }
+    model.to_str().expect("UTF-8").to_string()
+}
+
+#[needs(nothing)]
+fn check_says_what_each_pipeline_needs() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let model = without_vae(folder.path());
+    let whole = "tests/fixtures/models/tiny_a";
+    let said = |more: &[&str]| {
+        let output = support::ltx2().arg("check").args(more).output().expect("the binary runs");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let upsampler = ["--upsampler", "tests/fixtures/models/upsampler_rational"];
+    for (model, lines) in [
+        (&model[..], ["text_to_audio: ready", "video_to_audio: needs vae", "retake: needs vae", "ic_lora: needs vae"]),
+        (
+            whole,
+            [
+                "text_to_audio: ready",
+                "video_to_audio: ready, with --video",
+                "retake: ready, with --video and --retake",
+                "ic_lora: ready, with --reference-video and --lora",
+            ],
+        ),
+    ] {
+        let said = said(&[&[model], &upsampler[..]].concat());
+        assert!(lines.iter().all(|want| said.lines().any(|line| line == *want)), "{lines:?}: {said}");
+    }
+    let json: Value = serde_json::from_str(&said(&[&model, "--json"])).expect("JSON");
+    assert_eq!(json["pipelines"]["text_to_audio"], serde_json::json!({"ready": true, "missing": []}));
+    assert_eq!(json["pipelines"]["extend"]["missing"], serde_json::json!(["vae"]));
+    assert_eq!(json["pipelines"]["ic_lora"]["with"], serde_json::json!(["--reference-video", "--lora"]));
+}
+
+/// A silent video whose sound is to be kept is refused before the model is loaded, by either level of a kept stream.
+#[needs(cpu)]
+fn there_is_no_sound_to_keep_of_a_silent_video() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let frames = Frames::new(Array4::zeros((17, 64, 96, 3))).expect("frames");
+    write_png_frames(folder.path(), &frames).expect("written");
+    let given = folder.path().to_str().expect("UTF-8");
+    for level in ["official", "official_1_0"] {
+        let level = format!("conditioning.given_stream={level}");
+        let keep = ["--set", "request.retake.audio=false", "--set", &level];
+        let error = fails(&[&["--video", given, "--retake", "0", "0.2"], &keep[..]].concat());
+        assert!(
+            error.contains(given) && error.contains("has no sound, and request.retake.audio: false keeps it"),
+            "{error}"
+        );
+    }
 }
 
 /// An MP4's header is enough for a plan; to make frames of it takes an ffmpeg.
@@ -160,6 +222,7 @@ fn a_plan_decodes_nothing() {
     write_mp4(&video, &frames, 25.0, None, &options).expect("written");
     let given = ["generate", "-c", CONFIG, "--video", video.to_str().expect("UTF-8"), "--retake", "0", "0.2"];
     let out = folder.path().join("out.mp4");
+    let bytes = fs::read(&video).expect("bytes");
     let run = |more: &[&str]| {
         let mut command = support::ltx2();
         command.env("PATH", folder.path()).args(given).arg("-o").arg(&out).args(more).output().expect("the binary runs")
@@ -167,6 +230,21 @@ fn a_plan_decodes_nothing() {
     let plan = run(&["--dry-run"]);
     let said = String::from_utf8_lossy(&plan.stderr);
     assert!(plan.status.success() && said.contains("96x64, 17 frames at 25 a second"), "{said}");
+    assert!(!said.contains("is shown turned"), "{said}");
+    // As a phone writes a portrait: the matrix of the track's header turns it.
+    let mut turned = bytes.clone();
+    let matrix = turned.windows(4).position(|word| word == b"tkhd").expect("a header") + 44;
+    for (n, word) in [0, 1 << 16, 0, -1 << 16, 0].into_iter().enumerate() {
+        let at = matrix + 4 * n;
+        turned[at..at + 4].copy_from_slice(&i32::to_be_bytes(word));
+    }
+    fs::write(&video, turned).expect("written");
+    let said = String::from_utf8_lossy(&run(&["--dry-run"]).stderr).into_owned();
+    assert!(
+        said.contains("good.mp4: is shown turned by 90 degrees, and frames are taken as they are stored"),
+        "{said}"
+    );
+    fs::write(&video, &bytes).expect("written");
     let made = run(&[]);
     let said = String::from_utf8_lossy(&made.stderr);
     assert!(made.status.code() == Some(2) && said.contains("good.mp4: reading a video needs ffmpeg"), "{said}");

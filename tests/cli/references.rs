@@ -51,7 +51,7 @@ fn lora(path: &Path, header: &[(&str, &str)]) -> String {
     path.to_str().expect("UTF-8").to_string()
 }
 
-/// A portrait of 12 frames beside a video of 9, and its repeat by the sidecar.
+/// A landscape of 12 frames beside a portrait of 9, and its repeat by the sidecar.
 #[needs(cpu)]
 fn a_video_beside_a_reference() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -61,7 +61,7 @@ fn a_video_beside_a_reference() {
     let made = generate(support::tiny(), &path("a.mp4"), &[&ONE_STAGE[..], &["--reference-video", &given]].concat());
     let told = said(&made);
     assert!(made.status.success(), "{told}");
-    // 64 x 96 of 70 x 50: what a video of that shape covers is told, and that nothing trained it to be followed.
+    // 64 x 96 of 70 x 50, a landscape for a portrait: what lies outside is told, and that nothing trained it to be followed.
     assert!(told.contains("70x50, the video is 64x96: 52 % of it lies outside and is cut off"), "{told}");
     assert!(told.contains("a model follows references by an IC-LoRA, and none is given: --lora FILE"), "{told}");
     let read = |name: &str| -> Value {
@@ -92,10 +92,23 @@ fn references_that_cannot_be() {
     let half = lora(&path("half.safetensors"), &[("reference_downscale_factor", "half")]);
     let [two, three] =
         ["2", "3"].map(|scale| lora(&path(&format!("{scale}.safetensors")), &[("reference_downscale_factor", scale)]));
+    // With two stages a multiple of this many times 64 would be none.
+    let huge = lora(&path("huge.safetensors"), &[("reference_downscale_factor", "288230376151711744")]);
+    let long = lora(&path("long.safetensors"), &[("reference_temporal_scale_factor", "65")]);
     let hdr = lora(&path("hdr.safetensors"), &[("hdr_transform", "logc3")]);
-    let no_number = "`reference_downscale_factor`: `half` in the header is no whole number above 0";
+    let no_number = "`reference_downscale_factor`: `half` in the header is no whole number from 1 to 64";
     for (more, why) in [
         (&["--lora", &half][..], no_number),
+        (
+            &["--lora", &huge],
+            "huge.safetensors: `reference_downscale_factor`: `288230376151711744` in the header is no whole",
+        ),
+        (
+            &["--lora", &long],
+            "long.safetensors: `reference_temporal_scale_factor`: `65` in the header is no whole number",
+        ),
+        (&["--set", "conditioning.reference_downscale_factor=65"], "conditioning.reference_downscale_factor"),
+        (&["--set", "conditioning.reference_temporal_scale_factor=65"], "conditioning.reference_temporal_scale_factor"),
         (&["--lora", &two, "--lora", &three], "2.safetensors says 2: LoRAs of different scales do not go together"),
         (&["--lora", &hdr], "`hdr_transform`: logc3: a LoRA of high dynamic range"),
         (&["--lora", "gone.safetensors"], "gone.safetensors"),
@@ -148,6 +161,15 @@ fn a_plan_counts_the_tokens_of_references() {
     let two_thirds = ["--lora", lora, "--upsample", "spatial_x1_5", "--width", "192", "--height", "192"];
     let two_thirds = plan(&two_thirds);
     assert!(two_thirds.contains("references 16 tokens behind the first stage's video"), "{two_thirds}");
+    // A portrait for a landscape, by a LoRA that does not say how large its references were.
+    let tall = video(&folder.path().join("tall"), (17, 96, 64));
+    let silent = "tests/fixtures/lora/ic_tiny_a_plain.safetensors";
+    let told = plan(&["--lora", silent, "--reference-video", &tall]);
+    assert!(told.contains("tall: 64x96, the video is 256x128: 67 % of it lies outside and is cut off"), "{told}");
+    let says_nothing =
+        "ic_tiny_a_plain.safetensors: no LoRA says `reference_downscale_factor`: references have the size of the stage";
+    assert!(told.contains(says_nothing) && told.contains("set conditioning.reference_downscale_factor"), "{told}");
+    assert!(!two_stages.contains("no LoRA says"), "{two_stages}");
     let one_stage = plan(&ONE_STAGE);
     assert!(one_stage.contains("references 128 tokens behind the first stage's video"), "{one_stage}");
 }

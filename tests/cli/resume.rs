@@ -8,9 +8,11 @@ use std::path::{Path, PathBuf};
 use crate::support::drawn::{distilled_2_5, with_diffusion_decoder};
 use crate::support::{self, full, needs};
 use ltx2::config::{CliOverrides, Job, load};
+use ltx2::media::{Frames, write_png_frames};
 use ltx2::pipeline::generate::{Finished, Observer, generate};
 use ltx2::pipeline::options::GenerateOptions;
 use ltx2::pipeline::saved;
+use ndarray::Array4;
 
 /// Ends the run when a phase has so many steps behind it; remembers where each phase began.
 #[derive(Default)]
@@ -157,7 +159,7 @@ fn steps_of_another_request_are_refused() {
     let output = folder.path().join("out.mp4");
     let image_file = folder.path().join("first.png");
     let drawn = std::fs::read("tests/fixtures/images/shapes.png").expect("an image");
-    std::fs::write(&image_file, &drawn).expect("written");
+    std::fs::write(&image_file, [&drawn[..], b"a"].concat()).expect("written");
     let image = format!("request.images=[{{path: {}, frame: 0, strength: 1.0, crf: 0}}]", image_file.display());
     let set = settings("image_to_video", &[&image]);
     let kept = Run { file: support::tiny(), set: &set, output: &output, every: Some(1), resume: false };
@@ -169,17 +171,71 @@ fn steps_of_another_request_are_refused() {
         made.unwrap_err()
     };
     assert!(message(&other).contains("holds the steps of another request"), "{}", message(&other));
-    let file = std::fs::OpenOptions::new().write(true).open(&image_file).expect("the image");
-    let was = file.metadata().and_then(|m| m.modified()).expect("a time");
-    file.set_modified(was + std::time::Duration::from_secs(1)).expect("a later time");
+    // Another file of the same size and time, in its place.
+    let file = || std::fs::OpenOptions::new().write(true).open(&image_file).expect("the image");
+    let was = file().metadata().and_then(|m| m.modified()).expect("a time");
+    std::fs::write(&image_file, [&drawn[..], b"b"].concat()).expect("written");
+    file().set_modified(was).expect("the time it had");
     assert!(message(&set).contains("holds the steps of another request"), "{}", message(&set));
-    file.set_modified(was).expect("the time it had");
+    std::fs::write(&image_file, [&drawn[..], b"a"].concat()).expect("written");
 
     let path = saved::path_of(&output);
     let bytes = std::fs::read(&path).expect("the steps");
     std::fs::write(&path, &bytes[..bytes.len() / 2]).expect("cut");
     assert!(message(&set).contains("truncated"), "{}", message(&set));
     assert!(!output.exists());
+    // The same file at another time is the same.
+    std::fs::write(&path, &bytes).expect("whole");
+    file().set_modified(was + std::time::Duration::from_secs(9)).expect("a later time");
+    let (made, began) = Run { set: &set, resume: true, ..kept }.run(None);
+    assert!(made.is_ok() && began.first() == Some(&(Phase::Denoise, 2)), "{made:?} {began:?}");
+}
+
+/// Runs with a given sound, video or reference, and sound alone. They take the programs of `sounds` and `given_video`, and retake that
+/// of extension: each of the three by default is three runs of a second. The others are in full.
+#[needs(cpu)]
+fn runs_with_given_files_go_on_to_the_same_bytes() {
+    const VIDEO: &str = "tests/fixtures/tiny_video.yml";
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name).to_str().expect("UTF-8").to_string();
+    let pixel = |(f, y, x, c): (usize, usize, usize, usize)| (f * 12 + y + x + 40 * c) as u8;
+    let frames = Frames::new(Array4::from_shape_fn((20, 64, 96, 3), pixel)).expect("frames");
+    write_png_frames(Path::new(&path("source")), &frames).expect("written");
+    let video = format!("request.video={}", path("source"));
+    let sound = "request.audio={path: tests/fixtures/sounds/tone_u8.wav}";
+    let reference = format!("request.reference_videos=[{{path: {}}}]", path("source"));
+    let lora = "model.loras=[{path: tests/fixtures/lora/ic_tiny_a_plain.safetensors}]";
+    let alone = ["request.num_frames=9", "request.width=64", "request.height=64"];
+    let retake = ["request.num_frames=17", "request.retake={start: 0.3, end: 0.5}"];
+    let cases: [(&str, &str, Vec<&str>, Phase, bool); 7] = [
+        (VIDEO, "extend", vec![&video, "request.extend={seconds: 0.3, overlap: 9}"], Phase::Denoise, true),
+        (support::tiny(), "audio_to_video", vec![sound], Phase::Denoise, true),
+        (VIDEO, "text_to_audio", alone.to_vec(), Phase::Denoise, true),
+        (VIDEO, "retake", [&[&*video], &retake[..]].concat(), Phase::Denoise, false),
+        (VIDEO, "video_to_audio", vec![&video], Phase::Denoise, false),
+        (support::tiny(), "ic_lora", vec![&reference, lora, "request.height=64"], Phase::Denoise, false),
+        (support::tiny(), "ic_lora", vec![&reference, lora, "request.height=64"], Phase::Refine, false),
+    ];
+    let cache = format!("runtime.compile_cache={}", support::programs().display());
+    for (file, pipeline, more, phase, by_default) in &cases {
+        if !by_default && !full() {
+            continue;
+        }
+        let own = [&cache, &format!("pipeline={pipeline}")].map(String::from);
+        let set: Vec<String> = own.into_iter().chain(more.iter().map(|pair| (*pair).to_string())).collect();
+        let output = PathBuf::from(path(if *pipeline == "text_to_audio" { "out.wav" } else { "out.mp4" }));
+        let run = Run { file, set: &set, output: &output, every: Some(1), resume: false };
+        goes_on(run, *phase, 1, 1);
+        if *pipeline == "extend" {
+            // A frame that is written over changes neither size nor time of its folder.
+            assert!(run.run(Some((*phase, 1))).0.is_err_and(|e| e.starts_with("interrupted after")));
+            write_png_frames(Path::new(&path("source")), &frames.part(1..20)).expect("written");
+            let other = Run { resume: true, ..run }.run(None).0.expect_err("another video");
+            assert!(other.contains("holds the steps of another request"), "{other}");
+            write_png_frames(Path::new(&path("source")), &frames).expect("written");
+            std::fs::remove_file(saved::path_of(&output)).expect("removed");
+        }
+    }
 }
 
 /// Puts a file where the folder of the video was, when its last phase begins.

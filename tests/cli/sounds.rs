@@ -64,6 +64,7 @@ fn a_video_to_a_given_sound() {
         let sidecar: Value = serde_json::from_str(&json).expect("JSON");
         let written_path = sidecar["config"]["request"]["audio"]["path"].as_str().expect("a path");
         assert!(Path::new(written_path).is_absolute() && written_path.ends_with(sound.trim_start_matches('.')));
+        assert_eq!(sidecar["inputs"], support::hashes_of(&[sound]), "{sound}");
         let programs = sidecar["programs"].as_object().expect("programs");
         assert!(programs.contains_key("audio_encoder") && !programs.contains_key("vocoder"), "{programs:?}");
         if n == 0 {

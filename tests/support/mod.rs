@@ -436,3 +436,13 @@ pub fn generate(runner: &mut Runner, request: &Request, options: &RunOptions) ->
 pub fn dumped<'a>(generated: &'a Generated, name: &str) -> &'a Tensor {
     generated.dump.iter().find(|(n, _)| n == name).map(|(_, t)| t).unwrap_or_else(|| panic!("no '{name}'"))
 }
+
+/// Files and the SHA-256 of each, as sidecars have them.
+pub fn hashes_of(files: &[&str]) -> serde_json::Value {
+    use sha2::Digest;
+    let hash = |path: &&str| {
+        let bytes = std::fs::read(path).unwrap_or_else(|e| panic!("{path}: {e}"));
+        ((*path).to_string(), hex::encode(sha2::Sha256::digest(bytes)).into())
+    };
+    serde_json::Value::Object(files.iter().map(hash).collect())
+}

@@ -53,6 +53,11 @@ pub struct Geometry {
 }
 
 impl Geometry {
+    /// That of the autoencoder that a transformer's configuration tells of, where there is none.
+    pub(crate) fn told(latent_channels: usize, [temporal, spatial]: [usize; 2]) -> Self {
+        Geometry { latent_channels, scaling_factor: 1.0, ratios: [temporal, spatial] }
+    }
+
     /// Pixels a latent covers along each side.
     pub(crate) fn spatial(&self) -> usize {
         self.ratios[1]

@@ -66,7 +66,9 @@ pub(super) fn startable(config: &Config) -> Config {
     }
     let needs_files = plain.pipeline.takes_video()
         || matches!(plain.pipeline, Pipeline::ImageToVideo | Pipeline::Keyframes | Pipeline::AudioToVideo);
-    if needs_files && plain.request.files().next().is_none() {
+    let lacks_files = needs_files && plain.request.files().next().is_none();
+    // A run without frames has the model read for less than others need.
+    if lacks_files || !plain.pipeline.makes_frames() {
         plain.pipeline = Pipeline::TextToVideo;
     }
     plain

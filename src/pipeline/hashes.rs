@@ -1,0 +1,66 @@
+//! Hashes of the files that requests are made from.
+
+use std::path::Path;
+
+use serde_json::{Map, Value, json};
+
+use super::error::Result;
+use crate::config::Config;
+use crate::media;
+
+/// SHA-256 of every file that a configuration's requests are made from, by its path; that of a folder is of its files in turn.
+///
+/// # Errors
+/// A file that cannot be read.
+pub(super) fn of_given(config: &Config) -> Result<Map<String, Value>> {
+    let hash = |path: &str| Ok((path.to_string(), json!(media::sha256_of(Path::new(path))?)));
+    config.request.files().map(hash).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{AudioLatents, GivenAudio, Image, ReferenceVideo};
+
+    /// An image, a sound, a video, kept sound, a reference and its mask; a folder by what its files hold.
+    #[test]
+    fn every_given_file_counts() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = |name: &str| folder.path().join(name).to_str().expect("UTF-8").to_string();
+        let names = ["image.png", "sound.wav", "latents.safetensors", "reference.mp4", "video", "mask"];
+        for name in ["video", "mask"] {
+            std::fs::create_dir(path(name)).expect("a folder");
+        }
+        let files = ["image.png", "sound.wav", "latents.safetensors", "reference.mp4", "video/a.png", "mask/a.png"];
+        files.iter().for_each(|name| std::fs::write(path(name), "before").expect("written"));
+        let mut config = Config::default();
+        let request = &mut config.request;
+        request.images = vec![Image { path: path("image.png"), frame: 0, strength: 1.0, crf: None }];
+        request.audio = Some(GivenAudio { path: path("sound.wav"), start: 0.0, duration: None });
+        request.audio_latents =
+            vec![AudioLatents { path: path("latents.safetensors"), start: 0.0, end: None, strength: 1.0 }];
+        request.video = Some(path("video"));
+        let attention_mask = Some(path("mask"));
+        let (reference, strength) = (path("reference.mp4"), 1.0);
+        request.reference_videos = vec![ReferenceVideo {
+            path: reference,
+            strength,
+            attention_strength: strength,
+            attention_mask,
+            frames: None,
+        }];
+        let before = of_given(&config).expect("hashes");
+        let mut known: Vec<&str> = before.keys().map(String::as_str).collect();
+        let mut all = names.map(path);
+        (known.sort_unstable(), all.sort_unstable());
+        assert_eq!(known, all);
+        for (name, file) in names.iter().zip(files) {
+            // Written over in place: neither size nor the folder's time says so.
+            std::fs::write(path(file), "behind").expect("written");
+            let now = of_given(&config).expect("hashes");
+            let changed: Vec<&String> = now.keys().filter(|key| now[*key] != before[*key]).collect();
+            assert_eq!(changed, [&path(name)]);
+            std::fs::write(path(file), "before").expect("written");
+        }
+    }
+}
