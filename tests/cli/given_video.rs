@@ -76,7 +76,7 @@ fn videos_and_spans_that_cannot_be() {
         ("good.mp4", &["--retake", "3", "4"], "lies behind the video, which ends at 0.708 s"),
         ("good.mp4", &["--retake", "0", "1", "--frame-rate", "30"], "the video has 24.000 frames a second"),
         ("good.mp4", &["--retake", "0", "1", "--num-frames", "25"], "the video has 17"),
-        ("good.mp4", &["--pipeline", "retake"], "needs the span that is made anew: --retake START END"),
+        ("good.mp4", &["--pipeline", "retake"], "needs the span that is made anew: --retake FROM TO"),
         ("good.mp4", &["--pipeline", "text_to_video"], "only the pipelines retake, extend and video_to_audio"),
         ("good.mp4", &["--extend", "0"], "must be above 0"),
         ("good.mp4", &["--extend", "1"], "has 17 frames, fewer than request.extend.overlap = 25"),
@@ -121,8 +121,8 @@ fn a_video_gone_on_with_and_one_with_other_sound() {
     assert_ne!(sound("sound.mp4").samples(), sound("source.mp4").samples());
 
     let overlap = "request.extend.overlap=9";
-    for (name, flag) in [("after.mp4", "--extend"), ("before.mp4", "--extend-before")] {
-        makes(CONFIG, &path(name), &["--video", given, flag, "0.3", "--set", overlap]);
+    for (name, at) in [("after.mp4", "end"), ("before.mp4", "start")] {
+        makes(CONFIG, &path(name), &["--video", given, "--extend", "0.3", "--extend-at", at, "--set", overlap]);
         let made = read(name);
         assert_eq!((made.count(), made.height(), made.width()), (28, 64, 96), "{name}");
         let seconds = sound(name).len() as f64 / f64::from(sound(name).rate());
