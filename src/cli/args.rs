@@ -122,8 +122,7 @@ pub(crate) struct RequestArgs {
     /// Makes a span of the given video anew, in seconds: the pipeline retake
     #[arg(long, num_args = 2, value_names = ["FROM", "TO"], allow_negative_numbers = true, value_parser = finite)]
     pub(crate) retake: Vec<f64>,
-    /// What a retake's file shows outside of the span: the video's latents decoded with it, or the video's own frames and sound
-    /// [default: decoded]
+    /// Frames and sound of a retake outside of its span: the video's latents decoded with it, or the video's own [default: decoded]
     #[arg(long, value_name = "WHAT")]
     pub(crate) retake_kept: Option<Kept>,
     /// Goes on with the given video for so many seconds: the pipeline extend

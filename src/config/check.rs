@@ -161,11 +161,9 @@ fn check_source(config: &Config) -> Result<(), Fault> {
         (None, _) => {}
     }
     match (&r.extend, pipeline) {
-        (None, Pipeline::Extend) => fail(
-            "pipeline",
-            name(),
-            "needs a duration: --extend SECONDS, or request.extend".into(),
-        ),
+        (None, Pipeline::Extend) => {
+            fail("pipeline", name(), "needs a duration: --extend SECONDS, or request.extend".into())
+        }
         (Some(_), Pipeline::Extend) | (None, _) => Ok(()),
         (Some(_), _) => fail("request.extend", name(), "is the pipeline extend's alone".into()),
     }

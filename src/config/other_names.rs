@@ -150,8 +150,10 @@ mod tests {
     #[test]
     fn second_names_become_first_ones() {
         assert_eq!(
-            own("pipeline: ic_lora\nserve: {pipelines: [retake, ic_lora]}\nsampler: {kind: euler_ancestral_cfg_pp, steps: 3}\n\
-                 request: {retake: {start: 1, end: 2}, reference_video: a.mp4}\n"),
+            own(
+                "pipeline: ic_lora\nserve: {pipelines: [retake, ic_lora]}\nsampler: {kind: euler_ancestral_cfg_pp, steps: 3}\n\
+                 request: {retake: {start: 1, end: 2}, reference_video: a.mp4}\n"
+            ),
             Ok(json!({
                 "pipeline": "in_context",
                 "serve": {"pipelines": ["retake", "in_context"]},
@@ -159,8 +161,12 @@ mod tests {
                 "request": {"retake": {"from": 1, "to": 2}, "reference_videos": [{"path": "a.mp4"}]},
             }))
         );
-        let videos = |text: &str| own(&format!("request: {{reference_video: {text}}}")).map(|all| all["request"].clone());
-        assert_eq!(videos("{path: a, strength: 0.5}"), Ok(json!({"reference_videos": [{"path": "a", "strength": 0.5}]})));
+        let videos =
+            |text: &str| own(&format!("request: {{reference_video: {text}}}")).map(|all| all["request"].clone());
+        assert_eq!(
+            videos("{path: a, strength: 0.5}"),
+            Ok(json!({"reference_videos": [{"path": "a", "strength": 0.5}]}))
+        );
         assert_eq!(videos("[{path: a}, {path: b}]"), Ok(json!({"reference_videos": [{"path": "a"}, {"path": "b"}]})));
         assert_eq!(videos("null"), Ok(json!({"reference_videos": []})));
     }

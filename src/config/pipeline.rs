@@ -22,7 +22,7 @@ pub enum Pipeline {
     /// Two stages of a distilled model: few steps, no guidance.
     Distilled,
     /// The same two stages of a distilled model, the first with reference videos and an IC-LoRA, which was trained to follow them.
-    #[serde(rename = "in_context")]
+    #[serde(rename = "in_context", alias = "ic_lora")]
     #[value(name = "in_context", alias = "ic_lora")]
     IcLora,
     /// Two stages with the second-order sampler.

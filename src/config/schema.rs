@@ -340,11 +340,11 @@ pub struct Retake {
     pub kept: Kept,
 }
 
-/// What a retake's file shows outside of what is made anew.
+/// Frames and sound of a retake outside of what is made anew.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum Kept {
-    /// What the VAE makes of the given video's latents, in one with the span, as Lightricks' code.
+    /// Latents of the given video decoded together with the span, as Lightricks' code.
     #[default]
     Decoded,
     /// The given video's own frames and samples; sound turns from one to the other within 20 ms.

@@ -345,7 +345,10 @@ mod tests {
             }
         }
         let short = read(17, 4).expect_err("61 frames").to_string();
-        assert!(short.ends_with("has 40 frames, 62 are needed") || short.ends_with("has 40 frames, 61 are needed"), "{short}");
+        assert!(
+            short.ends_with("has 40 frames, 62 are needed") || short.ends_with("has 40 frames, 61 are needed"),
+            "{short}"
+        );
     }
 
     /// Regions that the reference's `TemporalRegionMask` generates anew, of 25 frames at 24 a second: what lies wholly

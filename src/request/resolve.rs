@@ -28,7 +28,7 @@ pub(crate) fn sigmas(config: &Config, scheduler: &FlowMatch, shapes: &Shapes) ->
         Some(list) => sigmas::verbatim(list)?,
         None if config.sampler.schedule == ScheduleKind::Beta => {
             schedules::beta(config.sampler.steps, &config.sampler.beta)?
-        },
+        }
         None if config.sampler.schedule == ScheduleKind::LinearQuadratic => {
             schedules::linear_quadratic(config.sampler.steps)?
         }
