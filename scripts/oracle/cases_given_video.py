@@ -163,8 +163,8 @@ def cases(clip):
     whole = clip.video(), clip.audio()
     by_index = importlib.import_module("ltx_core.conditioning").VideoConditionByLatentIndex
     overlap = [by_index(clip.video(_FRAMES - _OVERLAP), 1.0, 0)]
-    span = "request.retake={start: 0.3, end: 0.4}"
-    only = "request.retake={start: 0.3, end: 0.4, audio: false}"
+    span = "request.retake={from: 0.3, to: 0.4}"
+    only = "request.retake={from: 0.3, to: 0.4, audio: false}"
     more = f"request.extend={{seconds: {8 / _RATE}, overlap: {_OVERLAP}}}"
     kept = "conditioning.given_stream=official_1_0"
     yield "retake", ["pipeline=retake", span], _CFG, whole, retake(0.3, 0.4)

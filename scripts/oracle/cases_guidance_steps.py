@@ -77,8 +77,9 @@ def table(model):
         return {"skip_apart": (request("image_to_video", steps=6, guidance=by_step({"skip": 1}, {"skip": 2})), {}, None)}
     whole = lambda **more: request("image_to_video", **{"steps": 4, "guidance": _CFG, **more})
     given = dict(images=[image(0, 0.75)])
+    apg = lambda **s: {f"guidance.apg.{k.removeprefix('norm_')}": v for k, v in s.items()}
     guider = lambda kind, name, **s: (
-        whole(steps=3), {f"guidance.{k}": v for k, v in {"kind": name, **s}.items()}, functools.partial(guided_by, kind, **s)
+        whole(steps=3), {"guidance.kind": name, **apg(**s)}, functools.partial(guided_by, kind, **s)
     )
     named = lambda kind, **s: {f"sampler.{k}": v for k, v in {"kind": kind, **s}.items()}
     return {
@@ -88,7 +89,7 @@ def table(model):
         "gradient_estimation": (
             whole(loop=gradient_estimation(1.75), **given), named("gradient_estimation", gamma=1.75), None
         ),
-        "cfg_pp": (whole(loop=cfg_pp(0.5, 4), **given), named("euler_ancestral_cfg_pp", eta=0.5), None),
+        "cfg_pp": (whole(loop=cfg_pp(0.5, 4), **given), named("cfg_pp", eta=0.5), None),
         "cfg_star": guider("CFGStarRescalingGuider", "cfg_star"),
         "apg": guider("LtxAPGGuider", "apg", eta=0.5, norm_threshold=4.0),
         "legacy_apg": guider("LegacyStatefulAPGGuider", "legacy_apg", eta=0.5, norm_threshold=4.0, momentum=0.5),

@@ -21,8 +21,13 @@ def main() -> None:
     data = {"script": "scripts/oracle/schedules.py", "versions": versions}
     data["linear_quadratic"] = [digits(LinearQuadraticScheduler().execute(n)) for n in STEPS]
     data["beta"] = [digits(BetaScheduler().execute(n)) for n in STEPS]
+    others = BetaScheduler()
+    others.shift = 1.2
+    data["beta_of_others"] = [digits(others.execute(n, alpha=0.9, beta=0.4)) for n in STEPS]
     text = json.dumps(data, separators=(",", ":"))
-    OUT.write_text(text.replace('"linear_quadratic"', '\n"linear_quadratic"').replace('"beta"', '\n"beta"') + "\n")
+    for name in ("linear_quadratic", "beta", "beta_of_others"):
+        text = text.replace(f'"{name}"', f'\n"{name}"')
+    OUT.write_text(text + "\n")
 
 
 if __name__ == "__main__":

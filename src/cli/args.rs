@@ -6,7 +6,7 @@ use clap::ValueEnum;
 use serde_json::{Value, json};
 
 use super::UsageError;
-use crate::config::{CliOverrides, Config, Dtype, Job, Pipeline, Reference, WeightSource};
+use crate::config::{CliOverrides, Config, Dtype, ExtendAt, Job, Kept, Pipeline, Reference, WeightSource};
 use crate::models::upsampler::Upsampling;
 use crate::tune::{Options, default_jobs};
 
@@ -116,19 +116,23 @@ pub(crate) struct RequestArgs {
     #[arg(long, value_name = "PATH")]
     pub(crate) video: Option<String>,
     /// Video that an IC-LoRA follows, and how closely its tokens are kept, 0 to 1 [default: 1]; may be given several times, names the
-    /// pipeline ic_lora unless another is named
+    /// pipeline in_context unless another is named
     #[arg(long, value_name = "PATH[=S]")]
     pub(crate) reference_video: Vec<String>,
     /// Makes a span of the given video anew, in seconds: the pipeline retake
-    #[arg(long, num_args = 2, value_names = ["START", "END"], allow_negative_numbers = true, value_parser = finite)]
+    #[arg(long, num_args = 2, value_names = ["FROM", "TO"], allow_negative_numbers = true, value_parser = finite)]
     pub(crate) retake: Vec<f64>,
-    /// Goes on behind the end of the given video for so many seconds: the pipeline extend
+    /// Frames and sound of a retake outside of its span: the video's latents decoded with it, or the video's own [default: decoded]
+    #[arg(long, value_name = "WHAT")]
+    pub(crate) retake_kept: Option<Kept>,
+    /// Goes on with the given video for so many seconds: the pipeline extend
     #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, value_parser = finite, conflicts_with = "retake")]
     pub(crate) extend: Option<f64>,
-    /// The same before its start
-    #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, value_parser = finite, conflicts_with_all = ["retake", "extend"])]
-    pub(crate) extend_before: Option<f64>,
-    /// Sound that the video is made to: a file of any rate and number of channels, cut to the video's duration
+    /// Goes on behind the video's end, or before its start [default: end]
+    #[arg(long, value_name = "WHERE")]
+    pub(crate) extend_at: Option<ExtendAt>,
+    /// Sound that the video is made to: a file of any rate and number of channels, cut to the video's duration; with --retake and
+    /// --extend the sound of a given video that has none
     #[arg(long, value_name = "PATH")]
     pub(crate) audio: Option<String>,
     /// Second of the sound at which the video starts
@@ -250,16 +254,16 @@ impl RequestArgs {
     /// Adds what is made of a given video, and the pipeline that makes it.
     fn add_video(&self, given: &mut CliOverrides) {
         given.flag("video", "request.video", self.video.clone());
-        if let [start, end] = self.retake[..] {
-            given.flag("retake", "request.retake", Some(json!({"start": start, "end": end})));
+        if let [from, to] = self.retake[..] {
+            given.flag("retake", "request.retake", Some(json!({"from": from, "to": to})));
             given.shared_flag("retake", &["pipeline"], Some("retake"));
         }
-        for (name, seconds, before) in [("extend", self.extend, false), ("extend-before", self.extend_before, true)] {
-            if let Some(seconds) = seconds {
-                given.flag(name, "request.extend", Some(json!({"seconds": seconds, "before": before})));
-                given.shared_flag(name, &["pipeline"], Some("extend"));
-            }
+        given.flag("retake-kept", "request.retake.kept", self.retake_kept.and_then(word));
+        if let Some(seconds) = self.extend {
+            given.flag("extend", "request.extend.seconds", Some(seconds));
+            given.shared_flag("extend", &["pipeline"], Some("extend"));
         }
+        given.flag("extend-at", "request.extend.at", self.extend_at.and_then(word));
     }
 }
 

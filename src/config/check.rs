@@ -7,12 +7,12 @@ use super::error::ConfigError;
 use super::layout;
 use super::legal::{FRAME_STEP, Fault, around, fail};
 use super::pipeline::Pipeline;
-use super::schema::{Config, NumFrames, Reference, Scales, TwoStage};
+use super::schema::{Config, GivenAudio, NumFrames, Reference, Scales, TwoStage};
 use super::tree::Tree;
 use crate::av::Av;
 use crate::models::upsampler::Upsampling;
 use crate::runtime::platform::Choice;
-use crate::sampling::schedules::ScheduleKind;
+use crate::sampling::schedules::{BetaSchedule, ScheduleKind};
 use crate::sampling::{AnySampler, MAX_STEPS, SamplerOptions};
 
 /// The typed form. Layers were validated, so what fails here is a number too large for its type.
@@ -139,18 +139,18 @@ fn check_source(config: &Config) -> Result<(), Fault> {
     let seconds = r.num_frames.count().unwrap_or(1) as f64 / r.frame_rate;
     match (&r.retake, pipeline) {
         (None, Pipeline::Retake) => {
-            let why = "needs the span that is made anew: --retake START END, or request.retake".into();
+            let why = "needs the span that is made anew: --retake FROM TO, or request.retake".into();
             return fail("pipeline", name(), why);
         }
         (Some(span), Pipeline::Retake) => {
-            let text = match span.end {
-                Some(end) => format!("{} to {end} s", span.start),
-                None => format!("{} s to the end", span.start),
+            let text = match span.to {
+                Some(to) => format!("{} to {to} s", span.from),
+                None => format!("{} s to the end", span.from),
             };
-            if span.end.is_some_and(|end| span.start >= end) {
+            if span.to.is_some_and(|to| span.from >= to) {
                 return fail("request.retake", text, "is empty; end must be after start".into());
             }
-            if span.start >= seconds {
+            if span.from >= seconds {
                 return fail("request.retake", text, format!("lies behind the video, which ends at {seconds:.3} s"));
             }
             if !span.video && !span.audio {
@@ -161,11 +161,9 @@ fn check_source(config: &Config) -> Result<(), Fault> {
         (None, _) => {}
     }
     match (&r.extend, pipeline) {
-        (None, Pipeline::Extend) => fail(
-            "pipeline",
-            name(),
-            "needs a duration: --extend SECONDS, --extend-before SECONDS, or request.extend".into(),
-        ),
+        (None, Pipeline::Extend) => {
+            fail("pipeline", name(), "needs a duration: --extend SECONDS, or request.extend".into())
+        }
         (Some(_), Pipeline::Extend) | (None, _) => Ok(()),
         (Some(_), _) => fail("request.extend", name(), "is the pipeline extend's alone".into()),
     }
@@ -178,14 +176,19 @@ fn check_sampling(config: &Config) -> Result<(), Fault> {
         return fail("sampler.sigmas", format!("{sigmas:?}"), why);
     }
     let schedule = config.sampler.schedule;
-    if config.sampler.sigmas.is_some() && schedule != ScheduleKind::Shifted {
+    if schedule != ScheduleKind::Beta && config.sampler.beta != BetaSchedule::default() {
+        let BetaSchedule { alpha, beta, shift } = config.sampler.beta;
+        let why = "only the schedule beta takes such settings; remove them, or set sampler.schedule to beta".into();
+        return fail("sampler.beta", format!("alpha {alpha}, beta {beta}, shift {shift}"), why);
+    }
+    if config.sampler.sigmas.is_some() && schedule != ScheduleKind::Ltx2 {
         let why =
             "sampler.sigmas holds the noise levels already: set sampler.steps, which takes their place, or remove it";
         return fail("sampler.schedule", format!("{schedule:?}"), why.into());
     }
     // By `reference` it is one of many conventions; beside another one, somebody asked for it.
     let asked = config.sampler.sigma_shift == Reference::Diffusers && config.reference != Reference::Diffusers;
-    if asked && schedule != ScheduleKind::Shifted {
+    if asked && schedule != ScheduleKind::Ltx2 {
         let why =
             format!("sampler.schedule = {schedule:?} is shifted for no number of tokens; leave out one of the two");
         return fail("sampler.sigma_shift", "diffusers".into(), why);
@@ -263,7 +266,7 @@ fn check_sampler(config: &Config) -> Result<(), Fault> {
 /// Key, value and fault of guidance that no step can follow.
 fn check_guidance(config: &Config) -> Result<(), Fault> {
     let guidance = &config.guidance;
-    if let Err((key, value)) = guidance.kind.guider(guidance.options()) {
+    if let Err((key, value)) = guidance.kind.guider(guidance.apg) {
         let why = "this guider takes no such setting; remove it, or choose another guidance.kind";
         return fail(key, value, why.into());
     }
@@ -334,6 +337,11 @@ impl Config {
     pub(crate) fn clip_frames(&self) -> Option<usize> {
         let all = self.request.num_frames.count()?;
         Some(self.request.chain.as_ref().map_or(all, |chain| chain.clip.min(all)))
+    }
+
+    /// The sound that the video is made to; where the video is given, `request.audio` is its own.
+    pub(crate) fn given_sound(&self) -> Option<&GivenAudio> {
+        self.request.audio.as_ref().filter(|_| !self.pipeline.takes_video())
     }
 
     /// The platform to look for.

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 
 use super::error::{ConfigError, ValueOrigin};
+use super::other_names::to_own_names;
 use super::pipeline::Pipeline;
 use super::schema::{Config, Mesh};
 use super::serve::Serve;
@@ -212,6 +213,7 @@ fn read_chain(
 
     let mut node = unwrap_sidecar(yaml::parse(&text, &label)?);
     validate(&node, Place::File(&label))?;
+    to_own_names(&mut node, Place::File(&label))?;
     paths::resolve(&mut node, &folder);
     let parent = match node.get("extends") {
         Some(Node { data: Data::Scalar(Value::String(parent)), line }) => Some((parent.clone(), *line)),
@@ -324,7 +326,9 @@ fn command_line(given: &CliOverrides) -> Result<Tree, ConfigError> {
     let mut layer = Tree::Map(Vec::new());
     for pair in &given.set {
         let (path, value) = set_pair(pair)?;
-        layer.set(&path, value, &ValueOrigin::Set);
+        let mut own = Node::from_value(Tree::at(&path, value, &ValueOrigin::Set).to_value());
+        to_own_names(&mut own, Place::Flag("--set"))?;
+        layer.merge(Tree::from_node(&own, &|_| ValueOrigin::Set));
     }
     let by_set = layer.clone();
     for flag in &given.flags {

@@ -13,6 +13,7 @@ mod layout;
 mod legal;
 mod load;
 mod naming;
+mod other_names;
 mod over;
 mod paths;
 mod pipeline;

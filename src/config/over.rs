@@ -4,6 +4,7 @@ use serde_json::Value;
 
 use super::error::{ConfigError, ValueOrigin};
 use super::load::{Length, Loaded, combine, expand_reference};
+use super::other_names::to_own_names;
 use super::tree::Tree;
 use super::validate::{Place, validate};
 use super::yaml::Node;
@@ -32,10 +33,7 @@ impl RequestLayer {
     /// A value that the key does not take, by the field's name.
     pub(crate) fn set(&mut self, field: &str, key: &str, value: Value) -> Result<(), ConfigError> {
         let origin = ValueOrigin::Field(field.into());
-        let own = Tree::at(key, value, &origin);
-        validate(&Node::from_value(own.to_value()), Place::Flag(&origin.to_string()))?;
-        self.tree.merge(own);
-        Ok(())
+        self.set_tree(field, Tree::at(key, value, &origin).to_value())
     }
 
     /// Writes a tree of keys.
@@ -43,8 +41,10 @@ impl RequestLayer {
     /// # Errors
     /// An unknown key, or a value that it does not take, by the field's name.
     pub(crate) fn set_tree(&mut self, field: &str, tree: Value) -> Result<(), ConfigError> {
-        let (origin, node) = (ValueOrigin::Field(field.into()), Node::from_value(tree));
-        validate(&node, Place::Flag(&origin.to_string()))?;
+        let (origin, mut node) = (ValueOrigin::Field(field.into()), Node::from_value(tree));
+        let place = origin.to_string();
+        validate(&node, Place::Flag(&place))?;
+        to_own_names(&mut node, Place::Flag(&place))?;
         self.tree.merge(Tree::from_node(&node, &|_| origin.clone()));
         Ok(())
     }

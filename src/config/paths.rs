@@ -9,8 +9,17 @@ use crate::models::presets::Preset;
 use crate::weights::HubCache;
 
 /// Keys whose text is a path or `org/name`.
-const MODELS: [&str; 8] =
-    ["path", "text_encoder", "tokenizer", "vae", "audio_vae", "vocoder", "upsampler", "temporal_upsampler"];
+const MODELS: [&str; 9] = [
+    "path",
+    "text_encoder",
+    "tokenizer",
+    "vae",
+    "audio_vae",
+    "vocoder",
+    "upsampler",
+    "temporal_upsampler",
+    "duration_head",
+];
 
 /// Rewrites the paths of a file in `folder` so that they hold from the working directory.
 pub(crate) fn resolve(root: &mut Node, folder: &Path) {

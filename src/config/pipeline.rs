@@ -22,6 +22,8 @@ pub enum Pipeline {
     /// Two stages of a distilled model: few steps, no guidance.
     Distilled,
     /// The same two stages of a distilled model, the first with reference videos and an IC-LoRA, which was trained to follow them.
+    #[serde(rename = "in_context", alias = "ic_lora")]
+    #[value(name = "in_context", alias = "ic_lora")]
     IcLora,
     /// Two stages with the second-order sampler.
     Hq,
@@ -48,7 +50,7 @@ impl Pipeline {
             Pipeline::AudioToVideo => "audio_to_video",
             Pipeline::TwoStage => "two_stage",
             Pipeline::Distilled => "distilled",
-            Pipeline::IcLora => "ic_lora",
+            Pipeline::IcLora => "in_context",
             Pipeline::Hq => "hq",
             Pipeline::Keyframes => "keyframes",
             Pipeline::Dfr => "dfr",
@@ -159,13 +161,17 @@ impl Pipeline {
 
     /// Fault of a sound that is given, or is not.
     pub(crate) fn audio_fault(self, given: bool) -> Option<&'static str> {
+        use Pipeline::{AudioToVideo, Extend, Retake};
         match self {
             Pipeline::AudioToVideo if !given => Some("needs a sound: --audio PATH, or request.audio"),
             pipeline
-                if given && !pipeline.has_two_stages() && pipeline != Pipeline::AudioToVideo
+                if given && !pipeline.has_two_stages() && !matches!(pipeline, AudioToVideo | Retake | Extend)
                     || given && pipeline == Pipeline::Dfr =>
             {
-                Some("a sound needs --pipeline audio_to_video, two_stage, distilled, ic_lora, hq or keyframes")
+                Some(
+                    "a sound needs --pipeline audio_to_video, two_stage, distilled, in_context, hq or keyframes, or retake or extend \
+                     of a video without sound",
+                )
             }
             _ => None,
         }
@@ -181,7 +187,7 @@ impl Pipeline {
                 if references > 0 =>
             {
                 Some(
-                    "takes no reference videos; --pipeline ic_lora does, and others of one or two stages from a prompt",
+                    "takes no reference videos; --pipeline in_context does, and others of one or two stages from a prompt",
                 )
             }
             _ => None,

@@ -262,7 +262,7 @@ mod tests {
         assert!(error.contains("request.num_frames = auto") && error.contains("give one"), "{error}");
         for pipeline in ["retake", "extend", "video_to_audio", "text_to_audio", "dfr"] {
             let error = fails(&[&format!("pipeline={pipeline}")]);
-            assert!(error.contains("takes no reference videos; --pipeline ic_lora does"), "{error}");
+            assert!(error.contains("takes no reference videos; --pipeline in_context does"), "{error}");
         }
         let none = load(&CliOverrides { set: vec!["pipeline=ic_lora".into()], ..CliOverrides::default() });
         assert!(none.expect_err("no reference").to_string().contains("needs a reference: --reference-video PATH"));

@@ -12,7 +12,7 @@ use crate::kernels::AttentionKernel;
 use crate::media::ImageH264;
 use crate::models::upsampler::Upsampling;
 use crate::sampling::guiders::{GuiderKind, GuiderOptions};
-use crate::sampling::schedules::ScheduleKind;
+use crate::sampling::schedules::{BetaSchedule, ScheduleKind};
 use crate::sampling::{SamplerKind, SamplerOptions, StepDraws};
 use crate::weights::MergeOrder;
 
@@ -88,6 +88,8 @@ with_defaults! {
         pub upsampler: Option<String> = None,
         /// The latent upsampler in time, of `temporal_x2` between two stages and of the pipeline dfr's rounds.
         pub temporal_upsampler: Option<String> = None,
+        /// The duration head of LTX-2.5 from elsewhere, of `request.num_frames: auto`.
+        pub duration_head: Option<String> = None,
         /// The decoder of the video, of which LTX-2.5 has two.
         pub decoder: Decoder = Decoder::Auto,
         /// Weights from the files, or random numbers made on the device.
@@ -133,7 +135,7 @@ pub struct Lora {
     /// Factor of the update.
     #[serde(default = "one")]
     pub strength: f64,
-    /// The stages it holds for, in `ic_lora` the first unless they are written; rounds of the pipeline `dfr` have those of the
+    /// The stages it holds for, in `in_context` the first unless they are written; rounds of the pipeline `dfr` have those of the
     /// first.
     #[serde(default = "both_stages")]
     pub stages: Vec<u8>,
@@ -188,7 +190,8 @@ with_defaults! {
         pub reference_videos: Vec<ReferenceVideo> = Vec::new(),
         /// Makes the video of clips, each of which goes on where the one before ends.
         pub chain: Option<Chain> = None,
-        /// Sound that is given: the video is made to it, and the file's samples go with the video.
+        /// Sound that is given: the video is made to it, and the file's samples go with the video. In `retake` and `extend`: the
+        /// sound of a `video` that has none of its own, such as a folder of frames.
         pub audio: Option<GivenAudio> = None,
         /// Spans of sound that are kept.
         pub audio_latents: Vec<AudioLatents> = Vec::new(),
@@ -321,17 +324,31 @@ pub struct Retake {
     /// Seconds at which the span starts.
     #[serde(default)]
     #[schemars(range(min = 0))]
-    pub start: f64,
+    pub from: f64,
     /// Seconds at which the span ends; without it, and beyond the video's end, that end.
     #[serde(default)]
     #[schemars(range(min = 0))]
-    pub end: Option<f64>,
+    pub to: Option<f64>,
     /// Whether the span's frames are made anew.
     #[serde(default = "yes")]
     pub video: bool,
     /// Whether the span's sound is made anew; all of it where the video has none.
     #[serde(default = "yes")]
     pub audio: bool,
+    /// Frames and sound outside of what is made anew.
+    #[serde(default)]
+    pub kept: Kept,
+}
+
+/// Frames and sound of a retake outside of what is made anew.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub enum Kept {
+    /// Latents of the given video decoded together with the span, as Lightricks' code.
+    #[default]
+    Decoded,
+    /// The given video's own frames and samples; sound turns from one to the other within 20 ms.
+    Source,
 }
 
 /// How a given video goes on.
@@ -341,13 +358,24 @@ pub struct Extend {
     /// Seconds that are added, rounded to a multiple of 8 frames.
     #[serde(default)]
     pub seconds: f64,
-    /// Adds them before the video's start instead of behind its end.
+    /// The end of the video that they are added at.
     #[serde(default)]
-    pub before: bool,
+    pub at: ExtendAt,
     /// Frames of the given video that the new ones are made beside; one more than a multiple of 8.
     #[serde(default = "overlap")]
     #[schemars(range(min = 9))]
     pub overlap: usize,
+}
+
+/// An end of a given video that it is gone on from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub enum ExtendAt {
+    /// Behind its end.
+    #[default]
+    End,
+    /// Before its start.
+    Start,
 }
 
 /// A video of clips. Each begins with the latents that the one before ends with.
@@ -423,7 +451,10 @@ with_defaults! {
         #[schemars(range(min = 1, max = 256))]
         pub steps: usize = 40,
         /// Noise levels by the number of steps.
-        pub schedule: ScheduleKind = ScheduleKind::Shifted,
+        pub schedule: ScheduleKind = ScheduleKind::Ltx2,
+        /// Settings of the schedule `beta`.
+        #[serde(skip_serializing_if = "BetaSchedule::is_default")]
+        pub beta: BetaSchedule = BetaSchedule::default(),
         /// The noise levels themselves, falling from at most 1, instead of `steps`; a closing 0 is optional.
         pub sigmas: Option<Vec<f64>> = None,
         /// Tokens that the schedule's shift is computed for. Official: a constant number; diffusers: all that the
@@ -497,17 +528,9 @@ with_defaults! {
     pub struct Guidance {
         /// How the prediction on the negative prompt is made use of, at the scale `cfg`.
         pub kind: GuiderKind = GuiderKind::Cfg,
-        /// Weight of the part of guidance that is parallel to the conditional prediction, of `apg` and `legacy_apg`; null for 1.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        pub eta: Option<f64> = None,
-        /// Norm of the difference of both predictions above which it is scaled down to it, of `apg` (null and 0: none) and
-        /// `legacy_apg` (null: 5).
-        #[schemars(range(min = 0))]
-        #[serde(skip_serializing_if = "Option::is_none")]
-        pub norm_threshold: Option<f64> = None,
-        /// Part of the difference that the next step takes over, of `legacy_apg`; null for 0.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        pub momentum: Option<f64> = None,
+        /// Settings of `apg` and `legacy_apg`.
+        #[serde(skip_serializing_if = "GuiderOptions::is_default")]
+        pub apg: GuiderOptions = GuiderOptions::default(),
         /// The video stream's scales.
         pub video: Scales = Scales::default(),
         /// The audio stream's scales.
@@ -519,13 +542,6 @@ with_defaults! {
         pub stg_streams: Reference = Reference::Official,
         /// Elements over which the rescale term takes standard deviations.
         pub rescale_scope: RescaleScope = RescaleScope::PerSample,
-    }
-}
-
-impl Guidance {
-    /// The settings that only some guiders take.
-    pub fn options(&self) -> GuiderOptions {
-        GuiderOptions { eta: self.eta, norm_threshold: self.norm_threshold, momentum: self.momentum }
     }
 }
 

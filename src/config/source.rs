@@ -88,7 +88,7 @@ fn take_frames(
         (Some(extend), Pipeline::Extend) => {
             let fail = |why: String| Err(fault("request.extend", format!("{} s", extend.seconds), merged, why));
             if !(extend.seconds.is_finite() && extend.seconds > 0.0) {
-                return fail("must be above 0; --extend-before goes on before the start".into());
+                return fail("must be above 0; --extend-at start goes on before the start".into());
             }
             // As of --seconds: beyond that a number of frames is no whole one any more.
             if extend.seconds * rate >= 1e9 {
@@ -163,7 +163,7 @@ mod tests {
         load(&CliOverrides { set, ..CliOverrides::default() }).map(|l| l.config).map_err(|e| e.to_string())
     }
 
-    const RETAKE: [&str; 2] = ["pipeline=retake", "request.retake={start: 0.5, end: 0.7}"];
+    const RETAKE: [&str; 2] = ["pipeline=retake", "request.retake={from: 0.5, to: 0.7}"];
 
     #[test]
     fn a_video_says_its_size_and_frames() {
@@ -187,9 +187,9 @@ mod tests {
         let extend = |set: &[&str]| of(30, 64, 96, &[&["pipeline=extend"], set].concat());
         let frames = |set: &[&str]| extend(set).expect("legal").request.num_frames;
         assert_eq!(frames(&["request.extend={seconds: 2}"]), NumFrames::Count(25 + 48));
-        assert_eq!(frames(&["request.extend={seconds: 0.1, before: true, overlap: 17}"]), NumFrames::Count(17 + 8));
+        assert_eq!(frames(&["request.extend={seconds: 0.1, at: start, overlap: 17}"]), NumFrames::Count(17 + 8));
         for (set, why) in [
-            ("request.extend={seconds: -1}", "must be above 0; --extend-before"),
+            ("request.extend={seconds: -1}", "must be above 0; --extend-at start"),
             ("request.extend={seconds: 1e18}", "1000000000000000000 s (--set): must be less: 24.000 frames a second"),
             ("request.extend={seconds: 1, overlap: 24}", "overlap 24 is not one more than a multiple of 8"),
             ("request.extend={seconds: 1, overlap: 33}", "has 30 frames, fewer than request.extend.overlap = 33"),
@@ -205,14 +205,14 @@ mod tests {
     fn what_cannot_be_is_said_in_a_line() {
         let span = |span: &str| of(25, 64, 96, &["pipeline=retake", &format!("request.retake={span}")]);
         for (retake, why) in [
-            ("{start: 2, end: 1}", "2 to 1 s (--set): is empty; end must be after start"),
-            ("{start: 1.5, end: 2}", "lies behind the video, which ends at 1.042 s"),
-            ("{start: 0, video: false, audio: false}", "makes neither video nor sound anew"),
+            ("{from: 2, to: 1}", "2 to 1 s (--set): is empty; end must be after start"),
+            ("{from: 1.5, to: 2}", "lies behind the video, which ends at 1.042 s"),
+            ("{from: 0, video: false, audio: false}", "makes neither video nor sound anew"),
         ] {
             let error = span(retake).expect_err("refused");
             assert!(error.contains(why), "{error}");
         }
-        assert!(span("{start: 0.5, end: 99}").is_ok(), "a span goes to the end at most");
+        assert!(span("{from: 0.5, to: 99}").is_ok(), "a span goes to the end at most");
         let error = of(30, 64, 96, &RETAKE).expect_err("30 frames");
         assert!(error.contains("must be one more than a multiple of 8; the nearest are 25 and 33"), "{error}");
         assert!(error.contains("request.num_frames = 30 (video "), "{error}");

@@ -329,8 +329,8 @@ fn values_that_cannot_be_used_say_what_can() {
             "guidance.video.by_sigma = sigma (--set): 0.9 does not fall below 0.9",
         ),
         (
-            "guidance.momentum=0.5",
-            "guidance.momentum = 0.5 (--set): this guider takes no such setting; remove it, or choose another guidance.kind",
+            "guidance.apg.momentum=0.5",
+            "guidance.apg.momentum = 0.5 (--set): this guider takes no such setting; remove it, or choose another guidance.kind",
         ),
         (
             "sampler.gamma=2",

@@ -7,6 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::error::ConfigError;
 use super::experiment::Experiment;
+use super::other_names;
 use super::schema::Config;
 use super::yaml::{Data, Node};
 
@@ -16,7 +17,9 @@ pub fn json_schema() -> &'static Value {
     SCHEMA.get_or_init(|| {
         let mut generator = SchemaSettings::default().into_generator();
         generator.subschema_for::<Experiment>();
-        generator.into_root_schema_for::<Config>().to_value()
+        let mut schema = generator.into_root_schema_for::<Config>().to_value();
+        other_names::add_to(&mut schema);
+        schema
     })
 }
 
@@ -36,7 +39,7 @@ pub(crate) enum Place<'a> {
 }
 
 impl Place<'_> {
-    fn at(self, line: u64) -> String {
+    pub(super) fn at(self, line: u64) -> String {
         match self {
             Place::File(file) => format!("{file}:{line}"),
             Place::Flag(flag) => flag.to_string(),

@@ -13,7 +13,7 @@ use super::tensors::fixed;
 use crate::av::Av;
 use crate::config;
 use crate::media::{self, Audio, Clip, Frames, RoundTrip};
-use crate::request::{Condition, Content, Placement, Request, Shapes, Shared, VideoPart};
+use crate::request::{Condition, Content, Placement, ReferenceGrid, Request, Shapes, Shared, VideoPart};
 use crate::sampling::denoise::StreamRole;
 use crate::sampling::latents::{AudioShape, VideoShape, pack_audio};
 use crate::weights::Checkpoint;
@@ -52,6 +52,16 @@ fn no_grid(path: &Path) -> PipelineError {
 
 fn too_short(path: &Path, have: usize, needed: usize) -> PipelineError {
     PipelineError::File { path: path.into(), reason: format!("has {have} frames, {needed} are needed") }
+}
+
+/// The frames of a reference that are encoded.
+fn reference_frames(path: &Path, grid: &ReferenceGrid) -> Result<Frames> {
+    let needed = grid.source_frames();
+    let all = media::read_first_frames(path, Path::new("ffmpeg"), needed)?;
+    if all.count() < needed {
+        return Err(too_short(path, all.count(), needed));
+    }
+    Ok(all.select((0..grid.frames).map(|i| grid.frame(i))))
 }
 
 /// Un-normalised audio latents `[1, C, L, M]` of a file.
@@ -97,7 +107,7 @@ fn clip_sound(clip: &Clip, request: &Request, last: Option<usize>, delay: usize)
 
 /// The tokens that do not touch `span`, by their bounds `[1, axes, n, 2]` in seconds: those that the reference's mask of a
 /// region keeps. Bounds are compared in f32, as it does.
-fn outside(bounds: &Array4<f32>, span: Range<f64>) -> impl Iterator<Item = Range<usize>> {
+pub(super) fn outside(bounds: &Array4<f32>, span: Range<f64>) -> impl Iterator<Item = Range<usize>> {
     let time = bounds.slice(s![0, 0, .., ..]);
     let (start, end) = (span.start as f32, span.end as f32);
     let kept = |n: &usize| !(time[[*n, 1]] > start && time[[*n, 0]] < end);
@@ -281,12 +291,7 @@ impl Runner {
     /// A reference video as normalised tokens `[1, n, c]`, at its part of a pass' size.
     fn reference_tokens(&mut self, path: &Path, condition: &Condition, request: &Request) -> Result<Array3<f32>> {
         let grid = condition.reference_grid().ok_or_else(|| no_grid(path))?;
-        let needed = grid.source_frames();
-        let all = media::read_first_frames(path, Path::new("ffmpeg"), needed)?;
-        if all.count() < needed {
-            return Err(too_short(path, all.count(), needed));
-        }
-        let frames = all.select((0..grid.frames).map(|i| grid.frame(i)));
+        let frames = reference_frames(path, grid)?;
         self.encode_frames(&frames, [request.height, request.width].map(|side| side / grid.downscale), 0)
     }
 
@@ -321,8 +326,32 @@ impl Runner {
 mod tests {
     use ndarray::Array4;
 
-    use super::{outside, span_key, within};
-    use crate::request::{Condition, Content};
+    use super::{outside, reference_frames, span_key, within};
+    use crate::media::{Frames, write_png_frames};
+    use crate::request::{Condition, Content, ReferenceGrid};
+
+    /// A scale in time: the first frame, the second, and each so many from there on, with their pixels as they are.
+    #[test]
+    fn a_reference_is_read_at_its_scale_in_time() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let pixel = |(f, y, x, c): (usize, usize, usize, usize)| (f * 11 + y * 5 + x * 3 + c * 40) as u8;
+        let all = Frames::new(Array4::from_shape_fn((40, 8, 12, 3), pixel)).expect("frames");
+        write_png_frames(folder.path(), &all).expect("written");
+        let read = |frames, step| {
+            let grid = ReferenceGrid { frames, downscale: 1, step, attention: 1.0 };
+            reference_frames(folder.path(), &grid)
+        };
+        for (step, numbers) in [(1, [0, 1, 2, 3, 4, 5, 6, 7, 8]), (4, [0, 1, 5, 9, 13, 17, 21, 25, 29])] {
+            let read = read(9, step).expect("frames");
+            assert_eq!(read.count(), numbers.len());
+            for (place, number) in numbers.into_iter().enumerate() {
+                let want = Array4::from_shape_fn((1, 8, 12, 3), |(_, y, x, c)| pixel((number, y, x, c)));
+                assert_eq!(*read.part(place..place + 1).data(), want, "step {step}: frame {place} is number {number}");
+            }
+        }
+        let short = read(17, 4).expect_err("61 frames").to_string();
+        assert!(short.ends_with("has 40 frames, 62 are needed"), "{short}");
+    }
 
     /// Regions that the reference's `TemporalRegionMask` generates anew, of 25 frames at 24 a second: what lies wholly
     /// before and behind one is kept.

@@ -25,12 +25,12 @@ use super::report::RunReport;
 use super::runner::Runner;
 use super::saved::{Every, Saving};
 use super::session::Session;
-use super::sound_encoder::sound_of;
+use super::sound_encoder::{given_sound, sound_of};
 use super::text_to_video::Generated;
 pub use super::writer::Finished;
 use super::writer::{Made, Writer, Written, write_json};
-use crate::config::{Config, FRAME_STEP, Job, Pipeline, beyond_training};
-use crate::media::{self, Clip, ClipPart, Mp4Options};
+use crate::config::{Config, FRAME_STEP, GivenAudio, Job, Pipeline, beyond_training};
+use crate::media::{self, Audio, Clip, ClipPart, Mp4Options};
 use crate::runtime::processes::Group;
 
 /// Steps between two looks at an interrupt, where no progress is shown.
@@ -255,7 +255,10 @@ pub(crate) fn give(config: &Config, requests: &mut [Request]) -> Result<()> {
     let given = |error| PipelineError::Given(Box::new(error));
     if let Some(path) = &config.request.video {
         let clip = Clip::read(Path::new(path), Path::new("ffmpeg"), wanted(config));
-        let clip = clip.map_err(|error| given(error.into()))?;
+        let mut clip = clip.map_err(|error| given(error.into()))?;
+        if let Some(audio) = &config.request.audio {
+            clip.sound = Some(sound_for(&clip, path, audio, config.request.frame_rate).map_err(given)?);
+        }
         check_kept_sound(path, &clip, requests).map_err(given)?;
         let clip = Shared::from(clip);
         requests.iter_mut().for_each(|request| request.clip = Some(clip.clone()));
@@ -265,6 +268,16 @@ pub(crate) fn give(config: &Config, requests: &mut [Request]) -> Result<()> {
         requests.iter_mut().for_each(|request| request.sound = Some(sound.clone()));
     }
     Ok(())
+}
+
+/// The sound of a given video that has none of its own.
+fn sound_for(clip: &Clip, path: &str, audio: &GivenAudio, frame_rate: f64) -> Result<Audio> {
+    if clip.sound.is_some() {
+        let why = "has its own sound; leave out request.audio, or give its frames without sound";
+        return Err(PipelineError::Usage(format!("request.audio = {}: the video {path} {why}", audio.path)));
+    }
+    let seconds = clip.frames.count() as f64 / frame_rate;
+    given_sound(Path::new(&audio.path), audio.start, audio.duration, seconds)
 }
 
 /// Refuses what there is of a video of one clip only.

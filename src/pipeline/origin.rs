@@ -122,7 +122,7 @@ fn files(config: &Config) -> Result<Arc<ModelSource>> {
         vocoder: m.vocoder.clone(),
         upsampler: m.upsampler.clone(),
         temporal_upsampler: m.temporal_upsampler.clone(),
-        ..Overrides::default()
+        duration_head: m.duration_head.clone(),
     };
     Ok(Arc::new(ModelSource::open(&m.path, &overrides)?))
 }

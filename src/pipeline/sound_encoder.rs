@@ -17,7 +17,7 @@ use crate::sampling::latents::pack_audio;
 ///
 /// # Errors
 /// A file that cannot be read, that has no sound, or none behind `start`.
-fn given_sound(path: &Path, start: f64, duration: Option<f64>, seconds: f64) -> Result<Audio> {
+pub(super) fn given_sound(path: &Path, start: f64, duration: Option<f64>, seconds: f64) -> Result<Audio> {
     let heard = duration.unwrap_or(f64::INFINITY).min(seconds);
     let fault = |reason: String| PipelineError::File { path: path.into(), reason };
     let sound = media::read_sound(path, Path::new("ffmpeg"), Some(start + heard))?;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::{Chain, RequestError};
 use crate::av::Av;
-use crate::config::{self, Config, Pipeline, Reference};
+use crate::config::{self, Config, ExtendAt, Pipeline, Reference};
 use crate::sampling::latents::VideoShape;
 
 /// Known tokens of a stream.
@@ -343,7 +343,7 @@ pub(crate) fn conditions(config: &Config) -> Result<Av<Vec<Condition>>, RequestE
     };
     let images = config.request.images.iter();
     let images = images.map(|image| Condition::image(image, image.crf(&config.conditioning), appended, span));
-    let given = config.request.audio.iter().map(|given| Ok(Condition::sound(given)));
+    let given = config.given_sound().into_iter().map(|given| Ok(Condition::sound(given)));
     let sound = given.chain(config.request.audio_latents.iter().map(Condition::audio_span));
     let frames = config.clip_frames().unwrap_or(1);
     // They are the first pass' own, which has half the frames before upsampling in time.
@@ -366,7 +366,7 @@ fn given_video(config: &Config, frames: usize) -> Av<Option<Condition>> {
     let r = &config.request;
     match (config.pipeline, &r.retake, &r.extend) {
         (Pipeline::Retake, Some(span), _) => {
-            let outside = Placement::Outside { start: span.start, end: span.end.unwrap_or(f64::INFINITY) };
+            let outside = Placement::Outside { start: span.from, end: span.to.unwrap_or(f64::INFINITY) };
             let anew = Av { video: span.video, audio: span.audio };
             let placement = anew.map(|anew| if anew { outside } else { Placement::Whole });
             Condition::given(frames, placement).map(Some)
@@ -376,8 +376,10 @@ fn given_video(config: &Config, frames: usize) -> Av<Option<Condition>> {
         }
         (Pipeline::Extend, _, Some(extend)) => {
             let (overlap, rate) = (extend.overlap, r.frame_rate);
-            let both =
-                if extend.before { Condition::suffix(overlap, frames, rate) } else { Condition::prefix(overlap, rate) };
+            let both = match extend.at {
+                ExtendAt::Start => Condition::suffix(overlap, frames, rate),
+                ExtendAt::End => Condition::prefix(overlap, rate),
+            };
             both.map(Some)
         }
         _ => Av::default(),

@@ -18,7 +18,7 @@ pub(super) fn scales(config: &Config) -> Av<Scales> {
         modality: s.modality as f32,
         rescale: s.rescale as f32,
     });
-    match &config.request.audio {
+    match config.given_sound() {
         Some(_) => Av { audio: Scales::NEUTRAL, ..scales },
         None => scales,
     }
@@ -28,7 +28,7 @@ pub(super) fn scales(config: &Config) -> Av<Scales> {
 fn guidance_steps(config: &Config) -> Av<GuidanceSteps> {
     let (video, audio) = (&config.guidance.video, &config.guidance.audio);
     let both = Av { video: (video, audio), audio: (audio, video) };
-    let given = Av { video: false, audio: config.request.audio.is_some() };
+    let given = Av { video: false, audio: config.given_sound().is_some() };
     both.zip(scales(config)).zip(given).map(|(((own, other), scales), given)| {
         if given {
             return GuidanceSteps::default();
@@ -56,7 +56,7 @@ pub(super) fn roles(config: &Config) -> Av<StreamRole> {
         Reference::Official1 => StreamRole::Denoised,
         Reference::Official | Reference::Diffusers => StreamRole::Kept,
     };
-    let audio = if config.request.audio.is_some() { given } else { StreamRole::Denoised };
+    let audio = if config.given_sound().is_some() { given } else { StreamRole::Denoised };
     match (config.pipeline, &config.request.retake) {
         (Pipeline::VideoToAudio, _) => Av { video: given, audio },
         (Pipeline::TextToAudio, _) => Av { video: StreamRole::Absent, audio },
@@ -166,7 +166,7 @@ pub(super) fn all_scales(scales: Av<Scales>, steps: &Av<GuidanceSteps>) -> Av<Ve
 /// A setting that it does not take.
 pub(super) fn guider(config: &Config) -> Result<Guider, RequestError> {
     let fault = |(key, value)| RequestError::Usage(format!("{key} = {value}: this guider takes no such setting"));
-    config.guidance.kind.guider(config.guidance.options()).map_err(fault)
+    config.guidance.kind.guider(config.guidance.apg).map_err(fault)
 }
 
 #[cfg(test)]
@@ -188,8 +188,8 @@ mod tests {
             ["pipeline=text_to_audio", "guidance.audio.modality=3", "guidance.audio.cfg=1", "guidance.video.cfg=4"];
         assert_eq!(branches(&self::config(&alone)), [Branch::Conditional]);
         assert_eq!(branches(&self::config(&["guidance.video.cfg=1", "guidance.audio.cfg=1"])), [Branch::Conditional]);
-        let apg = ["guidance.kind=apg", "guidance.eta=0.5"];
+        let apg = ["guidance.kind=apg", "guidance.apg.eta=0.5"];
         let found = guider(&self::config(&apg)).expect("a guider");
-        assert_eq!(found, Guider::Apg { eta: 0.5, norm_threshold: 0.0 });
+        assert_eq!(found, Guider::Apg { eta: 0.5, threshold: 0.0 });
     }
 }

@@ -130,6 +130,8 @@ pub enum Assembly {
     Before(usize),
     /// First what is made, then all of it from so many common frames on.
     Behind(usize),
+    /// All of it but for the latents that are made anew.
+    Around,
 }
 
 /// Start of known tokens of strength below 1, in a pass that starts from latents of an earlier one.

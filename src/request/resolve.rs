@@ -6,7 +6,7 @@ use super::{
     Tiling, conditions,
 };
 use crate::av::Av;
-use crate::config::{self, Config, Dtype, Job, Pipeline, Reference};
+use crate::config::{self, Config, Dtype, ExtendAt, Job, Kept, Pipeline, Reference};
 use crate::hlo::DType;
 use crate::models::transformer::{CrossTimestep, TransformerConfig};
 use crate::sampling::guidance::{RescaleScope, Scales};
@@ -26,7 +26,9 @@ pub(crate) fn sigmas(config: &Config, scheduler: &FlowMatch, shapes: &Shapes) ->
     Ok(match &config.sampler.sigmas {
         Some(list) if diffusers => scheduler.shifted(list, video_tokens)?,
         Some(list) => sigmas::verbatim(list)?,
-        None if config.sampler.schedule == ScheduleKind::Beta => schedules::beta(config.sampler.steps)?,
+        None if config.sampler.schedule == ScheduleKind::Beta => {
+            schedules::beta(config.sampler.steps, &config.sampler.beta)?
+        }
         None if config.sampler.schedule == ScheduleKind::LinearQuadratic => {
             schedules::linear_quadratic(config.sampler.steps)?
         }
@@ -156,7 +158,10 @@ pub(crate) fn of_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<R
 fn assembly(config: &Config) -> Assembly {
     match (config.pipeline, &config.request.extend) {
         (Pipeline::VideoToAudio, _) => Assembly::Frames,
-        (Pipeline::Extend, Some(extend)) if extend.before => Assembly::Behind(extend.overlap),
+        (Pipeline::Retake, _) if config.request.retake.as_ref().is_some_and(|span| span.kept == Kept::Source) => {
+            Assembly::Around
+        }
+        (Pipeline::Extend, Some(extend)) if extend.at == ExtendAt::Start => Assembly::Behind(extend.overlap),
         (Pipeline::Extend, Some(extend)) => Assembly::Before(extend.overlap),
         _ => Assembly::None,
     }

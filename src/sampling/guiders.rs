@@ -35,28 +35,37 @@ pub enum Guider {
         /// Weight of the part that is parallel to the conditional prediction.
         eta: f32,
         /// Norm of `g` over a sample's tokens and channels above which it is scaled down to it; 0 for none.
-        norm_threshold: f32,
+        threshold: f32,
     },
     /// `s(η·g∥ + g⊥)` of the sum `g = c - u + momentum · g'`, `g'` being that of the step before.
     LegacyApg {
         /// See [`Guider::Apg`].
         eta: f32,
         /// See [`Guider::Apg`].
-        norm_threshold: f32,
+        threshold: f32,
         /// Part of the sum that the next step's takes over.
         momentum: f32,
     },
 }
 
-/// Settings of guiders; each takes those it knows.
-#[derive(Clone, Copy, Debug, Default)]
+/// Settings of `apg` and `legacy_apg`; each takes those it knows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
 pub struct GuiderOptions {
-    /// Weight of the parallel part.
+    /// Weight of the part of guidance that is parallel to the conditional prediction; null for 1.
     pub eta: Option<f64>,
-    /// Largest norm of the difference of both predictions.
-    pub norm_threshold: Option<f64>,
-    /// Part of the differences' sum that goes on.
+    /// Norm of the difference of both predictions above which it is scaled down to it, of `apg` (null and 0: none) and
+    /// `legacy_apg` (null: 5).
+    #[schemars(range(min = 0))]
+    pub threshold: Option<f64>,
+    /// Part of the difference that the next step takes over, of `legacy_apg`; null for 0.
     pub momentum: Option<f64>,
+}
+
+impl GuiderOptions {
+    pub(crate) fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 impl GuiderKind {
@@ -72,18 +81,18 @@ impl GuiderKind {
             GuiderKind::Cfg => Guider::Cfg,
             GuiderKind::CfgStar => Guider::CfgStar,
             GuiderKind::Apg => {
-                Guider::Apg { eta: take(1.0, |o| &mut o.eta), norm_threshold: take(0.0, |o| &mut o.norm_threshold) }
+                Guider::Apg { eta: take(1.0, |o| &mut o.eta), threshold: take(0.0, |o| &mut o.threshold) }
             }
             GuiderKind::LegacyApg => Guider::LegacyApg {
                 eta: take(1.0, |o| &mut o.eta),
-                norm_threshold: take(5.0, |o| &mut o.norm_threshold),
+                threshold: take(5.0, |o| &mut o.threshold),
                 momentum: take(0.0, |o| &mut o.momentum),
             },
         };
         let left = [
-            ("guidance.eta", options.eta),
-            ("guidance.norm_threshold", options.norm_threshold),
-            ("guidance.momentum", options.momentum),
+            ("guidance.apg.eta", options.eta),
+            ("guidance.apg.threshold", options.threshold),
+            ("guidance.apg.momentum", options.momentum),
         ];
         match left.into_iter().find_map(|(key, value)| Some((key, value?.to_string()))) {
             Some(unknown) => Err(unknown),
@@ -144,8 +153,8 @@ impl Guider {
     pub fn parameters(self) -> Vec<f32> {
         match self {
             Guider::Cfg | Guider::CfgStar => Vec::new(),
-            Guider::Apg { eta, norm_threshold } => vec![eta, norm_threshold],
-            Guider::LegacyApg { eta, norm_threshold, momentum } => vec![eta, norm_threshold, momentum],
+            Guider::Apg { eta, threshold } => vec![eta, threshold],
+            Guider::LegacyApg { eta, threshold, momentum } => vec![eta, threshold, momentum],
         }
     }
 }
@@ -194,13 +203,13 @@ mod tests {
 
     #[test]
     fn a_guider_takes_its_own_settings_only() {
-        let all = GuiderOptions { eta: Some(0.5), norm_threshold: Some(1.0), momentum: Some(0.25) };
+        let all = GuiderOptions { eta: Some(0.5), threshold: Some(1.0), momentum: Some(0.25) };
         let legacy = GuiderKind::LegacyApg.guider(all).expect("takes all");
         assert_eq!((legacy.kind(), legacy.parameters()), (GuiderKind::LegacyApg, vec![0.5, 1.0, 0.25]));
         let apg = GuiderKind::Apg.guider(GuiderOptions { momentum: None, ..all }).expect("takes two");
         assert_eq!(apg.parameters().len(), GuiderKind::Apg.parameters());
-        assert_eq!(GuiderKind::Apg.guider(all), Err(("guidance.momentum", "0.25".into())));
-        assert_eq!(GuiderKind::CfgStar.guider(all), Err(("guidance.eta", "0.5".into())));
+        assert_eq!(GuiderKind::Apg.guider(all), Err(("guidance.apg.momentum", "0.25".into())));
+        assert_eq!(GuiderKind::CfgStar.guider(all), Err(("guidance.apg.eta", "0.5".into())));
         assert_eq!(GuiderKind::Cfg.guider(GuiderOptions::default()), Ok(Guider::Cfg));
     }
 }

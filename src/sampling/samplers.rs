@@ -29,7 +29,7 @@ pub enum SamplerKind {
     #[serde(rename = "euler_ancestral")]
     EulerAncestral,
     /// First order, away from the prediction on the negative prompt, with noise drawn anew at each step (CFG++).
-    #[serde(rename = "euler_ancestral_cfg_pp")]
+    #[serde(rename = "cfg_pp")]
     CfgPlusPlus,
     /// First order, along an estimate of the gradient from this step and the one before.
     #[serde(rename = "gradient_estimation")]

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use statrs::function::beta::beta_reg;
 
 use super::{MAX_STEPS, SamplingError};
+use crate::defaults::with_defaults;
 
 /// A noise schedule by name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -12,7 +13,7 @@ use super::{MAX_STEPS, SamplingError};
 pub enum ScheduleKind {
     /// Equal distances, shifted by a number of tokens as `sampler.sigma_shift` says.
     #[default]
-    Shifted,
+    Ltx2,
     /// Quantiles of a beta distribution, dense at both ends.
     Beta,
     /// Short equal distances over half of the steps, then quadratic ones. Of 8 steps: the distilled models' levels.
@@ -22,10 +23,31 @@ pub enum ScheduleKind {
 /// Noise that the linear half of the linear-quadratic schedule removes.
 const THRESHOLD: f64 = 0.025;
 
-/// Both parameters of the beta distribution, the shift of its levels, and their number.
-const BETA: f64 = 0.6;
-const SHIFT: f64 = 2.37;
+/// Levels that quantiles of the beta distribution are rounded to.
 const LEVELS: usize = 10_000;
+
+with_defaults! {
+    /// The beta distribution that a schedule takes quantiles of, and what becomes of them.
+    #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+    #[serde(default, deny_unknown_fields)]
+    pub struct BetaSchedule {
+        /// First parameter of the distribution: the smaller, the denser are low noise levels.
+        #[schemars(range(min = 0.05, max = 50))]
+        pub alpha: f64 = 0.6,
+        /// Second parameter: the smaller, the denser are high noise levels.
+        #[schemars(range(min = 0.05, max = 50))]
+        pub beta: f64 = 0.6,
+        /// Shift of the noise levels, up where it is above 0.
+        #[schemars(range(min = -5, max = 5))]
+        pub shift: f64 = 2.37,
+    }
+}
+
+impl BetaSchedule {
+    pub(crate) fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+}
 
 /// `steps` noise levels and a closing zero: equal steps over the first half, together 0.025, then quadratic ones that
 /// begin as steep.
@@ -55,26 +77,26 @@ pub fn linear_quadratic(steps: usize) -> Result<Vec<f32>, SamplingError> {
 ///
 /// # Errors
 /// [`SamplingError::Steps`].
-pub fn beta(steps: usize) -> Result<Vec<f32>, SamplingError> {
+pub fn beta(steps: usize, of: &BetaSchedule) -> Result<Vec<f32>, SamplingError> {
     check(steps)?;
-    let quantiles = (0..steps).map(|i| quantile(1.0 - i as f64 / steps as f64));
+    let quantiles = (0..steps).map(|i| quantile(1.0 - i as f64 / steps as f64, of));
     let mut indices: Vec<usize> = quantiles.map(|q| (q * (LEVELS - 1) as f64).round_ties_even() as usize).collect();
     indices.dedup();
-    Ok(indices.into_iter().map(level).chain([0.0]).collect())
+    Ok(indices.into_iter().map(|index| level(index, of.shift)).chain([0.0]).collect())
 }
 
 /// Level number `index` from below, in the reference's single precision.
-fn level(index: usize) -> f32 {
-    let (time, e) = ((index + 1) as f32 / LEVELS as f32, SHIFT.exp() as f32);
+fn level(index: usize, shift: f64) -> f32 {
+    let (time, e) = ((index + 1) as f32 / LEVELS as f32, shift.exp() as f32);
     (1.0 / (e + (1.0 / time - 1.0))) * e
 }
 
 /// The number below which a part `p` of the distribution lies. Halving the interval is enough: only its nearest level counts.
-fn quantile(p: f64) -> f64 {
+fn quantile(p: f64, of: &BetaSchedule) -> f64 {
     let (mut low, mut high) = (0.0, 1.0);
     for _ in 0..60 {
         let middle = 0.5 * (low + high);
-        if beta_reg(BETA, BETA, middle) < p { low = middle } else { high = middle }
+        if beta_reg(of.alpha, of.beta, middle) < p { low = middle } else { high = middle }
     }
     if p >= 1.0 { 1.0 } else { high }
 }
@@ -91,6 +113,7 @@ mod tests {
     struct Tables {
         linear_quadratic: Vec<Vec<f32>>,
         beta: Vec<Vec<f32>>,
+        beta_of_others: Vec<Vec<f32>>,
     }
 
     /// `scripts/oracle/sigmas.py`: schedules of 1, 2 … steps; a table has one level more.
@@ -99,8 +122,13 @@ mod tests {
         let tables: Tables = serde_json::from_str(include_str!("../../tests/fixtures/sigmas/schedules.json"))
             .expect("the fixture parses");
         type Schedule = fn(usize) -> Result<Vec<f32>, SamplingError>;
-        let schedules: [(&str, Schedule, Vec<Vec<f32>>); 2] =
-            [("linear_quadratic", linear_quadratic, tables.linear_quadratic), ("beta", beta, tables.beta)];
+        let others: Schedule = |steps| beta(steps, &BetaSchedule { alpha: 0.9, beta: 0.4, shift: 1.2 });
+        let own: Schedule = |steps| beta(steps, &BetaSchedule::default());
+        let schedules: [(&str, Schedule, Vec<Vec<f32>>); 3] = [
+            ("linear_quadratic", linear_quadratic, tables.linear_quadratic),
+            ("beta", own, tables.beta),
+            ("beta of other parameters", others, tables.beta_of_others),
+        ];
         for (name, of, all) in schedules {
             assert_eq!(all.len(), 8);
             for want in all {
@@ -114,12 +142,18 @@ mod tests {
     fn eight_steps_are_the_distilled_models_and_all_fall() {
         let distilled = [1.0, 0.99375, 0.9875, 0.98125, 0.975, 0.909375, 0.725, 0.421875, 0.0];
         assert_eq!(linear_quadratic(8).expect("legal steps"), distilled);
+        let bounds = [0.05, 50.0].map(|alpha| [0.05, 50.0].map(|beta| [-5.0, 5.0].map(|shift| [alpha, beta, shift])));
+        let of = |[alpha, beta, shift]: [f64; 3]| BetaSchedule { alpha, beta, shift };
         for steps in 1..=MAX_STEPS {
-            for levels in [linear_quadratic(steps), beta(steps)].map(|levels| levels.expect("legal steps")) {
+            // The search for quantiles is slow: at the bounds of its settings, some numbers of steps stand for all.
+            let bounds = bounds.as_flattened().as_flattened().iter().filter(|_| steps % 51 == 1);
+            let betas = std::iter::once(BetaSchedule::default()).chain(bounds.map(|all| of(*all)));
+            let all = betas.map(|settings| beta(steps, &settings)).chain([linear_quadratic(steps)]);
+            for levels in all.map(|levels| levels.expect("legal steps")) {
                 assert!(levels.windows(2).all(|w| w[0] > w[1]), "{steps} steps: {levels:?}");
                 assert!((levels[0] - 1.0).abs() < 1e-6 && levels.last() == Some(&0.0), "{steps} steps: {levels:?}");
             }
         }
-        assert!(beta(0).is_err() && linear_quadratic(257).is_err());
+        assert!(beta(0, &BetaSchedule::default()).is_err() && linear_quadratic(257).is_err());
     }
 }

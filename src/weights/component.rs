@@ -117,6 +117,6 @@ static FACTS: [Facts; 12] = [
     Facts { config_file: "scheduler_config.json", weights_stem: None, ..row("scheduler", "scheduler", None) },
     row("latent_upsampler", "latent upsampler", Some("upsampler")),
     row("diffusion_decoder", "diffusion decoder", None),
-    row("duration_head", "duration head", None),
+    row("duration_head", "duration head", Some("duration_head")),
     row("temporal_latent_upsampler", "temporal latent upsampler", Some("temporal_upsampler")),
 ];

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use ltx2::media::{
-    Audio, EncoderChoice, Frames, Mp4Options, covering_clip, read_clip, read_png_frames, read_sound, read_wav,
-    write_mp4, write_png_frames,
+    Audio, EncoderChoice, Frames, Mp4Options, WavFormat, covering_clip, read_clip, read_png_frames, read_sound,
+    read_wav, write_mp4, write_png_frames, write_wav,
 };
 use ltx2::pipeline::tensors;
 use ltx2::tensor::Tensor;
@@ -76,7 +76,7 @@ fn videos_and_spans_that_cannot_be() {
         ("good.mp4", &["--retake", "3", "4"], "lies behind the video, which ends at 0.708 s"),
         ("good.mp4", &["--retake", "0", "1", "--frame-rate", "30"], "the video has 24.000 frames a second"),
         ("good.mp4", &["--retake", "0", "1", "--num-frames", "25"], "the video has 17"),
-        ("good.mp4", &["--pipeline", "retake"], "needs the span that is made anew: --retake START END"),
+        ("good.mp4", &["--pipeline", "retake"], "needs the span that is made anew: --retake FROM TO"),
         ("good.mp4", &["--pipeline", "text_to_video"], "only the pipelines retake, extend and video_to_audio"),
         ("good.mp4", &["--extend", "0"], "must be above 0"),
         ("good.mp4", &["--extend", "1"], "has 17 frames, fewer than request.extend.overlap = 25"),
@@ -90,6 +90,16 @@ fn videos_and_spans_that_cannot_be() {
             "good.mp4",
             &["--retake", "0", "1", "--set", "request.audio_latents=[{path: a.safetensors}]"],
             "the pipeline has the sound of its video",
+        ),
+        (
+            "good.mp4",
+            &["--retake", "0", "1", "--audio", "tests/fixtures/sounds/tone.flac"],
+            "has its own sound; leave out request.audio",
+        ),
+        (
+            "good.mp4",
+            &["--pipeline", "video_to_audio", "--audio", "tests/fixtures/sounds/tone.flac"],
+            "a sound needs --pipeline audio_to_video, two_stage, distilled, in_context, hq or keyframes, or retake or extend",
         ),
         ("odd.mp4", &["--retake", "0", "1"], "must be one more than a multiple of 8; the nearest are 17 and 25"),
         ("size.mp4", &["--retake", "0", "1"], "request.height = 60 (video "),
@@ -121,8 +131,8 @@ fn a_video_gone_on_with_and_one_with_other_sound() {
     assert_ne!(sound("sound.mp4").samples(), sound("source.mp4").samples());
 
     let overlap = "request.extend.overlap=9";
-    for (name, flag) in [("after.mp4", "--extend"), ("before.mp4", "--extend-before")] {
-        makes(CONFIG, &path(name), &["--video", given, flag, "0.3", "--set", overlap]);
+    for (name, at) in [("after.mp4", "end"), ("before.mp4", "start")] {
+        makes(CONFIG, &path(name), &["--video", given, "--extend", "0.3", "--extend-at", at, "--set", overlap]);
         let made = read(name);
         assert_eq!((made.count(), made.height(), made.width()), (28, 64, 96), "{name}");
         let seconds = sound(name).len() as f64 / f64::from(sound(name).rate());
@@ -264,6 +274,56 @@ fn sound_for_the_first_frames() {
         makes(CONFIG, &folder.path().join("a.mp4"), &[&given[..], &["--num-frames", number]].concat());
         assert_eq!(read_png_frames(Path::new(&saved)).expect("frames"), frames.part(0..shown), "{number}");
     }
+}
+
+/// A folder of frames and a WAV are a video: where nothing is made anew, a retake's file has the samples of the one and the frames of
+/// the other, and its sidecar repeats it.
+#[needs(cpu)]
+fn frames_and_a_sound_are_a_video() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name).to_str().expect("UTF-8").to_string();
+    let pixel = |(f, y, x, c): (usize, usize, usize, usize)| (f * 12 + y + x + 40 * c) as u8;
+    let frames = Frames::new(Array4::from_shape_fn((25, 64, 96, 3), pixel)).expect("frames");
+    write_png_frames(Path::new(&path("source")), &frames).expect("written");
+    // At the vocoder's rate nothing is resampled; the file begins half a second before the video does.
+    let rate = 24000;
+    let tone = |n: usize| (n as f32 * 0.05).sin() * 0.25;
+    let sound = Audio::new(Array2::from_shape_fn((2, 2 * rate), |(_, n)| tone(n)), rate as u32).expect("stereo");
+    write_wav(Path::new(&path("tone.wav")), &sound, WavFormat::Float32).expect("written");
+    let given = ["--video", &path("source"), "--audio", &path("tone.wav"), "--audio-start", "0.5"];
+    let saved = |name: &str| [path(&format!("{name}.frames")), path(&format!("{name}.wav"))];
+    let make = |config: &str, name: &str, more: &[&str]| {
+        let [frames, samples] = saved(name);
+        let save = ["--save-frames", &frames, "--save-audio", &samples];
+        makes(config, &folder.path().join(format!("{name}.mp4")), &[&save[..], more].concat());
+        let frames = read_png_frames(Path::new(&frames)).expect("frames");
+        (frames, read_wav(Path::new(&samples)).expect("a WAV file"))
+    };
+    let span = ["--retake", "0.75", "1", "--retake-kept", "source"];
+    let (shown, heard) = make(CONFIG, "retaken", &[&given[..], &span].concat());
+    // Frames 17 to 24, and sound from 0.73 s on.
+    assert_eq!(shown.part(0..17), frames.part(0..17));
+    assert!(shown.part(17..25) != frames.part(17..25));
+    assert_eq!(heard.rate(), rate as u32, "the test's rate is the model's");
+    let off = |n: usize| (heard.samples()[(0, n)] - tone(n + rate / 2)).abs();
+    let at = |seconds: f64| (seconds * rate as f64) as usize;
+    assert!((0..at(0.7)).all(|n| off(n) < 1e-4), "the given samples");
+    assert!((at(0.74)..at(1.0)).any(|n| off(n) > 1e-2), "made anew");
+
+    let json = fs::read_to_string(path("retaken.json")).expect("a sidecar");
+    let sidecar: Value = serde_json::from_str(&json).expect("JSON");
+    let retake = &sidecar["config"]["request"]["retake"];
+    assert_eq!((&retake["from"], &retake["to"], &retake["kept"]), (&0.75.into(), &1.0.into(), &"source".into()));
+    assert_eq!(make(&path("retaken.json"), "again", &[]).0, shown);
+    let json = fs::read_to_string(path("again.json")).expect("a sidecar");
+    let again: Value = serde_json::from_str(&json).expect("JSON");
+    assert_eq!(again["sha256"], sidecar["sha256"]);
+
+    let more = ["--extend", "0.3", "--set", "request.extend.overlap=9"];
+    let (shown, heard) = make(CONFIG, "extended", &[&given[..], &more].concat());
+    assert_eq!((shown.count(), shown.part(0..25)), (33, frames));
+    let off = |n: usize| (heard.samples()[(1, n)] - tone(n + rate / 2)).abs();
+    assert!((0..at(1.0)).all(|n| off(n) < 1e-4), "the given samples");
 }
 
 /// Ten bits a value, as phones write, and a file whose second half is missing though its header is there.

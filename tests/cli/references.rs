@@ -113,7 +113,7 @@ fn references_that_cannot_be() {
         (&["--lora", &hdr], "`hdr_transform`: logc3: a LoRA of high dynamic range"),
         (&["--lora", "gone.safetensors"], "gone.safetensors"),
         (&["--lora", &two], "must be a multiple of 64 with references of 1/2 its size; the nearest are 64 and 128"),
-        (&["--pipeline", "text_to_audio"], "takes no reference videos; --pipeline ic_lora does"),
+        (&["--pipeline", "text_to_audio"], "takes no reference videos; --pipeline in_context does"),
         (&["--num-frames", "auto"], "references are cut to a number of frames: give one"),
     ] {
         let error = reference(more);
@@ -155,7 +155,7 @@ fn a_plan_counts_the_tokens_of_references() {
     };
     // Two latent frames of each: 2 x 1 at half the size of a first stage of 128 x 64, 8 x 4 in one stage.
     let two_stages = plan(&["--lora", lora]);
-    assert!(two_stages.contains("pipeline   ic_lora, preset ltx2_distilled"), "{two_stages}");
+    assert!(two_stages.contains("pipeline   in_context, preset ltx2_distilled"), "{two_stages}");
     assert!(two_stages.contains("references 8 tokens behind the first stage's video"), "{two_stages}");
     // 2 x 2 at half the size of a first stage of 128 x 128.
     let two_thirds = ["--lora", lora, "--upsample", "spatial_x1_5", "--width", "192", "--height", "192"];

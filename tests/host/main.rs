@@ -11,6 +11,7 @@ mod config;
 mod constants;
 mod experiments;
 mod key_tables;
+mod names;
 mod programs;
 mod reference;
 mod reliability;

@@ -194,7 +194,7 @@ fn cases() -> Vec<Case> {
         Case::new("ltx2", V5P).set("guidance.video.skip", "1").set("layout", "cfg-ulysses").on("cfg=2,context=4", 8),
     );
     all.push(Case::new("ltx2", CPU).set("guidance.video.skip", "1").set("guidance.audio.skip", "0"));
-    for kind in ["gradient_estimation", "euler_ancestral_cfg_pp"] {
+    for kind in ["gradient_estimation", "cfg_pp"] {
         all.push(Case::new("ltx2", CPU).set("sampler.kind", kind));
     }
     all.push(Case::new("ltx2", CPU).set("guidance.kind", "legacy_apg"));

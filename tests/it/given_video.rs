@@ -5,6 +5,7 @@
 use ltx2::Config;
 use ltx2::hlo::DType;
 use ltx2::media::{Audio, Clip, Frames, write_png_frames};
+use ltx2::models::audio_vae::resample;
 use ltx2::pipeline::model::Model;
 use ltx2::request::{Request, Shared};
 use ndarray::{Array2, Array4, Axis};
@@ -22,12 +23,13 @@ fn clip() -> Clip {
     Clip { frames: Frames::new(frames).expect("frames"), sound: Some(sound) }
 }
 
-fn request(case: &Case, model: &Model, clip: &Shared<Clip>) -> Request {
+fn request(case: &Case, model: &Model, clip: &Shared<Clip>, more: &[&str]) -> Request {
     let folder = tempfile::tempdir().expect("a folder");
     write_png_frames(folder.path(), &clip.frames).expect("written");
     let keys = case.scalars["common"].as_array().expect("settings").iter();
     let mut keys: Vec<String> = keys.map(|key| key.as_str().expect("a setting").to_string()).collect();
     keys.push("runtime.dtype=f32".into());
+    keys.extend(more.iter().map(|key| (*key).to_string()));
     if !case.name.ends_with("text_to_audio") {
         keys.push(format!("request.video={}", folder.path().display()));
     }
@@ -44,7 +46,7 @@ fn agrees(model: &str) {
     let clip = Shared::from(clip());
     let mut largest = (0.0, String::new());
     for case in &all {
-        let (request, limit) = (request(case, &runner.model, &clip), row(&case.name).f32());
+        let (request, limit) = (request(case, &runner.model, &clip, &[]), row(&case.name).f32());
         let made = generate(&mut runner, &request, &dumping_steps());
         for name in case.outputs.keys().filter(|name| name.starts_with("step_")) {
             let distance = case.within(name, dumped(&made, name), limit);
@@ -95,7 +97,7 @@ fn every_layout_gives_what_one_device_gives() {
     let clip = Shared::from(clip());
     let named = |name: &str| all.iter().find(|case| case.name.ends_with(name)).expect("a case");
     let requests = ["_retake", "_extend", "_video_to_audio_clean", "_text_to_audio"]
-        .map(|name| (name, request(named(name), &runner.model, &clip)));
+        .map(|name| (name, request(named(name), &runner.model, &clip, &[])));
     drop(runner);
     let run = |how| {
         let mut runner = open_with(&client, &all[0], how);
@@ -126,8 +128,11 @@ fn what_is_given_stays_in_the_file() {
     let (all, mut runner) = cases_of(&cpu(8), "given_video", "tiny_a");
     let clip = Shared::from(clip());
     let of = |name: &str| all.iter().find(|case| case.name.ends_with(name)).expect("a case");
-    let request = |name: &str| request(of(name), &runner.model, &clip);
-    let (extend, sound) = (request("_extend"), request("_video_to_audio"));
+    let request = |name: &str, more: &[&str]| request(of(name), &runner.model, &clip, more);
+    let (extend, sound) = (request("_extend", &[]), request("_video_to_audio", &[]));
+    let span = ["request.retake.from=0.1", "request.retake.to=0.3"];
+    let retakes =
+        [request("_retake", &span), request("_retake", &[&span[..], &["request.retake.kept=source"]].concat())];
     let made = generate(&mut runner, &extend, &Default::default());
     assert_eq!((extend.num_frames, made.frames.count()), (17, 17 + 8));
     assert_eq!(made.frames.part(0..17), clip.frames);
@@ -136,4 +141,25 @@ fn what_is_given_stays_in_the_file() {
     let made = generate(&mut runner, &sound, &Default::default());
     assert_eq!(made.frames, clip.frames);
     assert!(made.audio.iter().any(|sample| *sample != 0.0));
+
+    // Frames 1 to 8 are made anew, and the sound from 0.09 to 0.33 s.
+    let [decoded, source] = retakes.map(|retake| generate(&mut runner, &retake, &Default::default()));
+    assert_eq!((source.frames.count(), source.audio.dim()), (17, decoded.audio.dim()));
+    for (frames, anew) in [(0..1, false), (1..9, true), (9..17, false)] {
+        let [from_file, from_latents] = [&clip.frames, &decoded.frames].map(|all| all.part(frames.clone()));
+        assert!(from_file != from_latents, "{frames:?}: the decoder loses something");
+        assert_eq!(source.frames.part(frames.clone()) == from_file, !anew, "{frames:?}");
+        assert_eq!(source.frames.part(frames.clone()) == from_latents, anew, "{frames:?}");
+    }
+    let own = clip.sound.as_ref().expect("a sound").with_channels(2);
+    let own = resample(own.samples().view(), own.rate(), source.sample_rate as u32);
+    let rate = source.sample_rate as f64;
+    for ((channel, n), sample) in source.audio.indexed_iter() {
+        let (given, made) = (own.get((channel, n)).copied().unwrap_or_default(), decoded.audio[(channel, n)]);
+        match n as f64 / rate {
+            at if !(0.07..0.35).contains(&at) => assert_eq!(*sample, given, "{at} s is the source's"),
+            at if (0.0901..0.3299).contains(&at) => assert_eq!(*sample, made, "{at} s is made anew"),
+            at => assert!((given.min(made)..=given.max(made)).contains(sample), "{at} s is between both"),
+        }
+    }
 }

@@ -145,8 +145,8 @@ fn sets_of_branches_on_several_devices() {
 #[needs(cpu)]
 fn guiders_are_the_reference_s() {
     let engine = Engine::new(cpu(1), quick());
-    let apg = Guider::Apg { eta: 0.5, norm_threshold: 1.0 };
-    let legacy = Guider::LegacyApg { eta: 0.5, norm_threshold: 1.0, momentum: 0.5 };
+    let apg = Guider::Apg { eta: 0.5, threshold: 1.0 };
+    let legacy = Guider::LegacyApg { eta: 0.5, threshold: 1.0, momentum: 0.5 };
     let wanted = [
         (Guider::Cfg, [1.0, 2.0, 2.0, -4.0]),
         (Guider::CfgStar, [0.8, 1.6, 1.2, -4.4]),

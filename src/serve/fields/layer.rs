@@ -295,8 +295,11 @@ fn lay_span(given: &RequestFields, pipeline: Pipeline, layer: &mut RequestLayer)
     if given.get("num_frames").is_some() {
         return Err(invalid(&given.name("num_frames"), "an extension is as long as seconds says; leave it out"));
     }
-    let fields = ["seconds", "before", "overlap"].into_iter().filter_map(|name| Some((name, given.get(name)?)));
-    let extend: Map<String, Value> = fields.map(|(name, value)| (name.into(), value.clone())).collect();
+    let fields = ["seconds", "overlap"].into_iter().filter_map(|name| Some((name, given.get(name)?)));
+    let mut extend: Map<String, Value> = fields.map(|(name, value)| (name.into(), value.clone())).collect();
+    if let Some(before) = given.get("before") {
+        extend.insert("at".into(), if *before == true { "start" } else { "end" }.into());
+    }
     if extend.is_empty() {
         return Ok(());
     }

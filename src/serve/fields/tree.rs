@@ -8,7 +8,7 @@ use crate::serve::error::ApiError;
 use crate::serve::form::parse_json;
 
 /// Keys, or whole sections, that `ltx2` may write.
-pub(super) const ALLOWED: [&str; 29] = [
+pub(super) const ALLOWED: [&str; 30] = [
     "pipeline",
     "reference",
     "request.prompt",
@@ -29,6 +29,7 @@ pub(super) const ALLOWED: [&str; 29] = [
     "sampler.noise_order",
     "sampler.steps",
     "sampler.schedule",
+    "sampler.beta",
     "sampler.sigmas",
     "sampler.sigma_shift",
     "sampler.noise",
@@ -41,7 +42,7 @@ pub(super) const ALLOWED: [&str; 29] = [
 ];
 
 /// Those that are the operator's, name files, or make more than one video.
-pub(super) const REFUSED: [&str; 20] = [
+pub(super) const REFUSED: [&str; 21] = [
     "extends",
     "model",
     "mesh",
@@ -53,6 +54,7 @@ pub(super) const REFUSED: [&str; 20] = [
     "request.num_videos",
     "request.images",
     "request.video",
+    "request.reference_video",
     "request.reference_videos",
     "request.audio",
     "request.audio_latents",
@@ -65,10 +67,11 @@ pub(super) const REFUSED: [&str; 20] = [
 ];
 
 /// Fields that take the place of refused keys.
-const INSTEAD: [(&str, &str); 5] = [
+const INSTEAD: [(&str, &str); 6] = [
     ("request.images", "images"),
     ("request.audio", "input_audio"),
     ("request.video", "input_video"),
+    ("request.reference_video", "reference_videos"),
     ("request.reference_videos", "reference_videos"),
     ("model", "lora"),
 ];

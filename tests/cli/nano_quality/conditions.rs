@@ -115,3 +115,45 @@ fn an_extension_does_what_its_prompt_says() {
     eprintln!("of 8 that are told to turn back {turned} do, of 8 that are not {went_on}; {colours} keep their colour");
     assert!(turned >= 7 && went_on <= 1 && colours >= 7, "{turned}, {went_on}, {colours}");
 }
+
+/// Sixteen frames behind nine that are kept: with another prompt they show its colour and its shape, with the first one what was there.
+/// The decoder mixes those next to the kept ones; they are not looked at.
+#[needs(cpu, full)]
+fn a_span_made_anew_shows_what_its_prompt_says() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let pairs = [
+        (("red", "circle"), ("green", "square")),
+        (("cyan", "circle"), ("yellow", "square")),
+        (("yellow", "square"), ("red", "circle")),
+        (("white", "circle"), ("orange", "square")),
+    ];
+    let prompt =
+        |(colour, shape): (&str, &str)| format!("a medium {colour} {shape} moves right on black, a middle hum");
+    let mut studio = Studio::open("nano", &[]);
+    let sources = pairs.each_ref().map(|(first, _)| {
+        let made = studio.make(&studio.request(&prompt(*first), 50));
+        Clip { sound: Some(made.sound().expect("stereo")), frames: made.frames }
+    });
+    drop(studio);
+    let video = folder.path().join("source");
+    write_png_frames(&video, &sources[0].frames).expect("written");
+    let video = format!("request.video={}", video.display());
+    let mut studio = Studio::open("nano", &["pipeline=retake", &video, "request.retake={from: 0.4, kept: source}"]);
+    let (mut colours, mut shapes, mut stayed) = (0, 0, 0);
+    for ((first, second), clip) in pairs.into_iter().zip(sources) {
+        let clip = Shared::from(clip);
+        let mut anew = |what| {
+            let request = Request { clip: Some(clip.clone()), ..studio.request(&prompt(what), 60) };
+            let made = studio.make(&request);
+            assert_eq!(made.frames.part(0..9), clip.frames.part(0..9), "the source's frames");
+            see(&made.frames.part(13..25))
+        };
+        let (other, same) = (anew(second), anew(first));
+        eprintln!("{first:?}, then {second:?}: {other:?}; then as before: {same:?}");
+        colours += usize::from(other.colour == second.0);
+        shapes += usize::from(other.shape == second.1);
+        stayed += usize::from((same.colour, same.shape) == first);
+    }
+    eprintln!("of 4 spans {colours} have the new colour, {shapes} the new shape; as before stay {stayed}");
+    assert!(colours >= 3 && shapes >= 3 && stayed >= 3, "{colours}, {shapes}, {stayed}");
+}

@@ -1,4 +1,4 @@
-//! Motion in a clip of the toy world: its colour, how it moves, when it touches the floor.
+//! Motion in a clip of the toy world: its colour and shape, how it moves, when it touches the floor.
 
 use ltx2::media::Frames;
 
@@ -13,11 +13,16 @@ const COLOURS: [(&str, [f64; 3]); 8] = [
     ("cyan", [70.0, 210.0, 225.0]),
 ];
 
+/// The world's shapes by how much of their box they fill.
+const SHAPES: [(&str, f64); 4] = [("circle", 0.80), ("square", 1.0), ("triangle", 0.52), ("star", 0.39)];
+
 /// Colour, track and contacts of the shape; empty if nothing stands out.
 #[derive(Debug, Default)]
 pub struct Seen {
     /// Of the shape, the nearest of the world's.
     pub colour: &'static str,
+    /// Its shape, the nearest of the world's.
+    pub shape: &'static str,
     /// As the world calls it.
     pub motion: &'static str,
     /// Touches of the floor, in frames.
@@ -30,6 +35,8 @@ struct Spot {
     x: f64,
     y: f64,
     area: f64,
+    /// Part of the box around it that it fills.
+    fill: f64,
     contrast: f64,
     colour: [f64; 3],
 }
@@ -45,8 +52,11 @@ pub fn see(frames: &Frames) -> Seen {
     let clear = spots.iter().max_by(|a, b| a.contrast.total_cmp(&b.contrast)).expect("not empty");
     let far = |c: &[f64; 3]| c.iter().zip(clear.colour).map(|(a, b)| (a - b).powi(2)).sum::<f64>();
     let colour = COLOURS.iter().min_by(|a, b| far(&a.1).total_cmp(&far(&b.1))).expect("not empty").0;
+    let fill = median(spots.iter().map(|spot| spot.fill).collect());
+    let nearest = |a: &f64, b: &f64| (a - fill).abs().total_cmp(&(b - fill).abs());
+    let shape = SHAPES.iter().min_by(|a, b| nearest(&a.1, &b.1)).expect("not empty").0;
     let motion = motion(&spots);
-    Seen { colour, motion, bounces: if motion == "bounce" { touches(&spots) } else { Vec::new() } }
+    Seen { colour, shape, motion, bounces: if motion == "bounce" { touches(&spots) } else { Vec::new() } }
 }
 
 /// The shape in each frame where it is seen: what differs from its row's usual colour.
@@ -81,12 +91,17 @@ fn spots(frames: &Frames, scale: f64) -> Vec<Spot> {
         let mean = |of: &dyn Fn(&(f64, usize, usize)) -> f64| inside.iter().map(of).sum::<f64>() / inside.len() as f64;
         let (x, y) = (mean(&|p| p.2 as f64 + 0.5) / scale, mean(&|p| p.1 as f64 + 0.5) / scale);
         let area = inside.len() as f64 / (scale * scale);
+        let side = |of: fn(&(f64, usize, usize)) -> usize| {
+            let ends = inside.iter().map(of).fold((usize::MAX, 0), |(a, b), v| (a.min(v), b.max(v)));
+            (ends.1 - ends.0 + 1) as f64
+        };
+        let fill = inside.len() as f64 / (side(|p| p.1) * side(|p| p.2));
         // The clearest half is the inside of the shape, the rest its rim.
         inside.sort_by(|a, b| b.0.total_cmp(&a.0));
         let core = &inside[..inside.len().div_ceil(2)];
         let channel = |c: usize| median(core.iter().map(|&(_, y, x)| f64::from(pixel(frame, y, x)[c])).collect());
         let contrast = core[core.len() / 2].0;
-        spots.push(Spot { frame: number as f64, x, y, area, contrast, colour: [0, 1, 2].map(channel) });
+        spots.push(Spot { frame: number as f64, x, y, area, fill, contrast, colour: [0, 1, 2].map(channel) });
     }
     spots
 }

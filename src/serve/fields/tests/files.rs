@@ -6,7 +6,7 @@ use ndarray::{Array2, Array4};
 use serde_json::{Value, json};
 
 use super::{Server, at};
-use crate::config::Pipeline;
+use crate::config::{ExtendAt, Pipeline};
 use crate::media::{Audio, EncoderChoice, Frames, Mp4Options, WavFormat, read_image, write_mp4, write_wav};
 use crate::serve::error::ApiError;
 use crate::serve::fields::{Endpoint, Source, source_video};
@@ -186,9 +186,9 @@ fn edits_and_extensions_start_from_a_video() {
         (Pipeline::Retake, 128, 96, Some(25))
     );
     assert_eq!(r.video.as_ref(), accepted.inputs.first());
-    assert_eq!(r.retake.as_ref().map(|span| (span.start, span.end, span.audio)), Some((0.2, Some(0.6), true)));
+    assert_eq!(r.retake.as_ref().map(|span| (span.from, span.to, span.audio)), Some((0.2, Some(0.6), true)));
     let span = edit(&[("retake", r#"{"start": 0.5, "audio": false}"#)], &bytes).expect("a retake");
-    assert_eq!(span.config.request.retake.map(|span| (span.start, span.end, span.audio)), Some((0.5, None, false)));
+    assert_eq!(span.config.request.retake.map(|span| (span.from, span.to, span.audio)), Some((0.5, None, false)));
     for (fields, param) in [
         (&[][..], "start"),
         (&[("start", "0.5"), ("end", "0.5")], "start"),
@@ -220,7 +220,7 @@ fn edits_and_extensions_start_from_a_video() {
     let accepted = extend(&[("seconds", "1"), ("before", "true"), ("overlap", "9")]).expect("an extension");
     assert_eq!(accepted.config.request.num_frames.count(), Some(9 + 24));
     assert_eq!((accepted.config.pipeline, accepted.seconds.as_deref()), (Pipeline::Extend, Some("1")));
-    assert!(accepted.config.request.extend.is_some_and(|extend| extend.before));
+    assert!(accepted.config.request.extend.is_some_and(|extend| extend.at == ExtendAt::Start));
     for (fields, param) in [
         (&[][..], "seconds"),
         (&[("seconds", "1"), ("overlap", "24")], "seconds"),
