@@ -36,7 +36,7 @@ with_defaults! {
         /// Videos that may wait.
         #[schemars(range(min = 1))]
         pub queue: usize = 64,
-        /// Videos of one key that may wait.
+        /// Videos of one key that may wait, on a server with keys.
         #[schemars(range(min = 1))]
         pub queue_per_key: usize = 32,
         /// Videos that are made together; null takes as many as the layout makes at once.

@@ -1,7 +1,7 @@
 //! `generate`: every video of a configuration, with programs compiled and weights loaded once.
 
 use super::phase::Phase;
-use crate::request::{Request, Shared};
+use crate::request::{Content, Request, Shared};
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -225,14 +225,16 @@ fn check_outputs(options: &GenerateOptions) -> Result<()> {
 /// # Errors
 /// A file that cannot be read.
 pub(crate) fn give(config: &Config, requests: &mut [Request]) -> Result<()> {
-    let given = |error| PipelineError::Given(Box::new(error));
+    let given = |key| move |error| PipelineError::Given { key, source: Box::new(error) };
     if let Some(path) = &config.request.video {
-        let clip = Clip::read(Path::new(path), Path::new("ffmpeg")).map_err(|error| given(error.into()))?;
+        let clip = Clip::read(Path::new(path), Path::new("ffmpeg"));
+        let clip = clip.map_err(PipelineError::from).map_err(given("request.video"))?;
         let clip = Shared::from(clip);
         requests.iter_mut().for_each(|request| request.clip = Some(clip.clone()));
     }
     // All of them have the same one.
-    if let Some(sound) = requests.first().map(sound_of).transpose().map_err(given)?.flatten().map(Shared::from) {
+    let sound = requests.first().map(sound_of).transpose().map_err(given("request.audio"))?;
+    if let Some(sound) = sound.flatten().map(Shared::from) {
         requests.iter_mut().for_each(|request| request.sound = Some(sound.clone()));
     }
     Ok(())
@@ -269,8 +271,16 @@ fn requests(config: &Config, options: &GenerateOptions, model: &Model) -> Result
 /// The first such file.
 pub(crate) fn check_given(requests: &[Request]) -> Result<()> {
     for request in requests {
-        let mut all = request.conditions.as_ref().into_iter().flatten();
-        all.try_for_each(condition_encoder::check).map_err(|error| PipelineError::Given(Box::new(error)))?;
+        for condition in request.conditions.as_ref().into_iter().flatten() {
+            let key = match &condition.content {
+                Content::Image { .. } => "request.images",
+                Content::AudioLatents { .. } => "request.audio_latents",
+                Content::Reference { .. } => "request.reference_videos",
+                _ => "request.video",
+            };
+            let given = |error| PipelineError::Given { key, source: Box::new(error) };
+            condition_encoder::check(condition).map_err(given)?;
+        }
     }
     Ok(())
 }

@@ -257,7 +257,7 @@ fn open_app(loaded: Loaded, options: &Options, opened: Opened) -> Result<App, St
     let ids = Ids::behind(jobs.last_id().as_ref());
     let inputs = Arc::new(Inputs::open(inputs).map_err(StartError::io("the inputs"))?);
     let fields = Arc::new(Fields::new(loaded.clone(), inputs, ids));
-    let (streams, bodies) = App::places();
+    let (streams, bodies) = App::places(&serve);
     Ok(App {
         names: fields.model_names(),
         loaded,

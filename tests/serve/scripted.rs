@@ -127,6 +127,11 @@ impl ScriptedDevice {
         }
         match word::<String>(prompt, "fault").as_deref() {
             Some("not_finite") => Err(RunError::Job(Failure::new("not_finite", "values are not finite"))),
+            Some("given") => {
+                let why = "clip.mp4: the video is cut off";
+                Err(RunError::Job(Failure::field("invalid_video", "input_video", why)))
+            }
+            Some("large") => Err(RunError::Job(Failure::field("too_large", "size", "it needs 90 GiB of 80 GiB"))),
             Some("device") => Err(RunError::Device("the accelerator is gone".into())),
             Some("panic") => panic!("the device's thread panics"),
             Some("hang") => {

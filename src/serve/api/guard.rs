@@ -22,7 +22,7 @@ use crate::serve::traffic::Traffic;
 /// Routes that need no key.
 const OPEN: [&str; 5] = ["/", "/live", "/health", "/ready", "/session"];
 /// Bytes that the body of a request without a video may have.
-const SMALL_BODY: u64 = 64 << 10;
+pub(super) const SMALL_BODY: u64 = 64 << 10;
 /// The page's cookie.
 pub(super) const COOKIE: &str = "ltx2_session";
 
