@@ -13,6 +13,7 @@ mod limits;
 mod loras;
 mod media;
 mod read;
+mod remix;
 mod resolve;
 mod schema;
 pub mod table;
@@ -124,7 +125,7 @@ impl Fields {
             given.put("lora", Some(name), loras);
         }
         if let Endpoint::Remix(accepted) = endpoint {
-            given = given.over(&accepted.fields);
+            given = given.over(accepted);
         }
         let model = self.model_name(&given)?;
         let seconds = given.get("seconds").map(|value| read::plain(value.as_f64().unwrap_or_default()).to_string());

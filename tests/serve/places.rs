@@ -131,3 +131,18 @@ fn a_client_that_waits_is_told_what_was_wrong() {
     }
     site.end();
 }
+
+/// A finisher that is gone while the device hangs does not keep the server from ending.
+#[needs(nothing)]
+fn an_end_is_in_time_whatever_hangs() {
+    let site = Site::new(&["drain_timeout=300ms"]);
+    let bad = site.create("write=panic write_ms=200");
+    let hangs = site.create("fault=hang");
+    assert_eq!(site.wait(&bad)["error"]["code"], "internal");
+    until("the failure", || site.server.has_failed());
+    assert_eq!(site.get(&format!("/v1/videos/{hangs}")).json()["status"], "in_progress");
+    let (since, log) = (Instant::now(), std::sync::Arc::clone(&site.log));
+    assert_eq!(site.end(), 130);
+    assert!(since.elapsed() < Duration::from_secs(5), "{:?}", since.elapsed());
+    log.released.store(true, std::sync::atomic::Ordering::Release);
+}

@@ -99,19 +99,32 @@ impl Fields {
             let field = given.name("num_inference_steps");
             return Err(invalid(&field, "this model fixes its noise levels; leave it out, or give sigmas"));
         }
-        let (steps, most) = (config.sampler.steps, self.serve().max_steps);
-        let asked =
-            given.get("num_inference_steps").is_some() || given.get("sigmas").is_some() || given.get("ltx2").is_some();
-        if asked && steps > most {
-            let field = if given.get("sigmas").is_some() { "sigmas" } else { "num_inference_steps" };
-            return Err(invalid(&given.name(field), format!("{steps} steps; the server makes at most {most}")));
-        }
+        self.check_steps(loaded)?;
         let (tokens, own) = (config.request.max_sequence_length, self.loaded.config.request.max_sequence_length);
         if tokens != own {
             let field = written(loaded, "request.max_sequence_length", "max_sequence_length");
             return Err(invalid(&field, format!("the server reads {own} text tokens; leave it out")));
         }
         self.check_warm(config, given)
+    }
+
+    /// Refuses more steps of a pass than the server makes; the configuration's own are nobody's to refuse.
+    fn check_steps(&self, loaded: &Loaded) -> Result<(), ApiError> {
+        let (config, most) = (&loaded.config, self.serve().max_steps);
+        let levels = |sigmas: &[f64]| sigmas.iter().filter(|level| **level != 0.0).count();
+        let first = config.sampler.sigmas.as_deref().map_or(config.sampler.steps, levels);
+        for (key, steps) in [
+            ("sampler.sigmas", first),
+            ("sampler.steps", first),
+            ("two_stage.sigmas", levels(&config.two_stage.sigmas)),
+            ("dfr.sigmas", levels(&config.dfr.sigmas)),
+        ] {
+            if steps > most && matches!(loaded.origin(key), ValueOrigin::Field(_)) {
+                let field = written(loaded, key, key);
+                return Err(invalid(&field, format!("{steps} steps; the server makes at most {most}")));
+            }
+        }
+        Ok(())
     }
 
     /// Refuses a size that is not warm, where the server takes no other.
