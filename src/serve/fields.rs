@@ -20,6 +20,7 @@ pub mod table;
 #[cfg(test)]
 mod tests;
 mod tree;
+mod warm;
 
 use std::path::Path;
 use std::sync::Arc;

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use ltx2::config::{Config, Serve};
 use ltx2::media::{self, Audio, Frames, Mp4Options, WavFormat};
-use ltx2::serve::device::{Device, Made, Moment, Order, RunError, Stop, Watch};
+use ltx2::serve::device::{Device, Figures, Made, Moment, Order, RunError, Stop, Watch};
 use ltx2::serve::error::Failure;
 use ltx2::serve::id::{Ids, VideoId};
 use ltx2::serve::job::{Accepted, JobPhase, Produced, Snapshot};
@@ -79,6 +79,10 @@ impl Device for ScriptedDevice {
 
     fn evict(&mut self, shape: &str) {
         self.log.evicted.lock().unwrap().push(shape.into());
+    }
+
+    fn figures(&mut self) -> Figures {
+        Figures::default()
     }
 }
 

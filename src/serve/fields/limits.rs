@@ -1,15 +1,10 @@
 //! Limits of what the server takes, of what a model could make.
 
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
-use serde_json::Map;
-
 use super::given::RequestFields;
 use super::read::invalid;
 use super::table::MAX_PROMPT;
 use super::{Endpoint, Fields, layer};
 use crate::config::{Config, Loaded, NumFrames, Pipeline, ValueOrigin};
-use crate::media;
 use crate::serve::error::ApiError;
 use crate::serve::form::Form;
 use crate::serve::job::Accepted;
@@ -72,21 +67,16 @@ impl Fields {
         }
     }
 
-    /// The request that runs a warm shape's programs, of no caller's: from a grey image where the pipeline starts from one.
+    /// The request that runs a warm shape's programs, of no caller's: from made-up files where its pipeline starts from such.
     ///
     /// # Errors
     /// A shape that requests could not ask for.
     pub fn warm(&self, shape: &Shape) -> Result<Accepted, ApiError> {
-        let mut fields = Map::new();
-        let sizes = [("width", shape.width), ("height", shape.height), ("num_frames", shape.num_frames), ("seed", 0)];
-        fields.extend(sizes.map(|(name, value)| (name.to_string(), value.into())));
+        let made_up = |error| ApiError::new(500, "internal", format!("no file for the warm-up: {error}"));
+        let mut fields = self.warm_fields(shape).map_err(made_up)?;
+        fields.insert("seed".into(), 0.into());
         fields.insert("prompt".into(), "warm-up".into());
         fields.insert("pipeline".into(), shape.pipeline.name().into());
-        if matches!(shape.pipeline, Pipeline::ImageToVideo | Pipeline::Keyframes) {
-            let png = media::png_bytes(&[128; 3 * 32 * 32], 32, 32);
-            let png = png.map_err(|_| ApiError::new(500, "internal", "no image for the warm-up"))?;
-            fields.insert("input_reference".into(), STANDARD.encode(png).into());
-        }
         let form = Form { fields, ..Form::default() };
         self.accept(form, Endpoint::Create, &Caller { name: String::new(), sees_all: true })
     }

@@ -90,7 +90,10 @@ impl RequestFields {
                 keys(spec).iter().for_each(|key| set(&mut below.tree, key, value.clone()));
             }
         }
-        own.iter().for_each(|key| below.cut(&format!("ltx2.{key}")));
+        // A field holds before a key, the source's own fields, too: nothing stands below one.
+        let kept = FIELDS.iter().filter(|spec| below.fields.contains_key(spec.name)).flat_map(keys).copied();
+        let all: Vec<&str> = own.into_iter().chain(kept).collect();
+        all.into_iter().for_each(|key| below.cut(&format!("ltx2.{key}")));
     }
 }
 

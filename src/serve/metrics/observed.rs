@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::{MemoryLabel, Metrics, Outcome, Phase, PipelineLabel, StateLabel};
-use crate::serve::device::{Device, Made, Moment, Order, RunError, Stop, Watch};
+use super::{Metrics, Outcome, Phase, PipelineLabel, StateLabel};
+use crate::serve::device::{Device, Figures, Made, Moment, Order, RunError, Stop, Watch};
 use crate::serve::error::Failure;
 use crate::serve::id::VideoId;
 use crate::serve::job::{Accepted, JobPhase, Produced, Record, State};
@@ -140,10 +140,6 @@ impl Pulse {
         metrics.frames.inc_by(made.num_frames as u64);
         if made.fps > 0.0 {
             metrics.video_seconds.inc_by(made.num_frames as f64 / made.fps);
-        }
-        if let Some(peak) = made.timings["peak_memory_bytes"].as_u64() {
-            let gauge = metrics.device_memory.get_or_create(&MemoryLabel { kind: "peak" });
-            gauge.set(gauge.get().max(i64::try_from(peak).unwrap_or(i64::MAX)));
         }
     }
 }
@@ -302,6 +298,7 @@ impl Device for ObservedDevice {
         self.pulse.beat(Some((shape_of(order), JobPhase::Compiling)));
         let result = self.inner.warm(order);
         self.pulse.beat(None);
+        self.pulse.metrics.device(&self.inner.figures());
         result
     }
 
@@ -318,6 +315,7 @@ impl Device for ObservedDevice {
         };
         let result = self.inner.run(order, &mut measured);
         stages.end();
+        metrics.device(&self.inner.figures());
         let seconds = since.elapsed().as_secs_f64();
         metrics.busy_seconds.inc_by(seconds);
         metrics.batch_videos.observe(order.jobs.len() as f64);
@@ -329,9 +327,6 @@ impl Device for ObservedDevice {
                 let pipeline = order.jobs.first().map_or("", |job| job.config.pipeline.name());
                 metrics.run_seconds.get_or_create(&PipelineLabel { pipeline }).observe(seconds);
             }
-            Err(RunError::Stopped(Stop::Draining)) if order.steps.is_some() => {
-                metrics.checkpoints.inc();
-            }
             Err(_) => {}
         }
         let ids = order.jobs.iter().map(|job| job.id.clone());
@@ -341,6 +336,10 @@ impl Device for ObservedDevice {
 
     fn evict(&mut self, shape: &str) {
         self.inner.evict(shape);
+    }
+
+    fn figures(&mut self) -> Figures {
+        self.inner.figures()
     }
 }
 

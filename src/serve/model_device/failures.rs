@@ -47,7 +47,8 @@ fn without_folders(text: &str) -> String {
         // A mark ends it only where a word ends with it: `a:b` and `anna's` are names.
         let ends = |(at, mark): &(usize, char)| {
             let next = path[at + mark.len_utf8()..].chars().next();
-            "'\"`:,;)".contains(*mark) && next.is_none_or(|c| !c.is_alphanumeric() && c != '/')
+            let opens = "'\"`".contains(*mark) && path[..*at].ends_with(char::is_whitespace);
+            opens || ("'\"`:,;)]".contains(*mark) && next.is_none_or(|c| !c.is_alphanumeric() && c != '/'))
         };
         let end = path.char_indices().find(ends).map_or(path.len(), |(at, _)| at);
         let (path, behind) = path.split_at(end);

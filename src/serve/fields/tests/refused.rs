@@ -129,7 +129,7 @@ fn fields_that_cannot_be_used_are_named() {
         (json!({"ltx2": {"sampler": {"stepz": 5}}}), "unknown_field", "ltx2.sampler.stepz"),
         (json!({"ltx2": {"smapler": {}}}), "unknown_field", "ltx2.smapler"),
         (json!({"ltx2": {"sampler": {"steps": "many"}}}), "invalid_value", "ltx2.sampler.steps"),
-        (json!({"ltx2": {"sampler": {"steps": 200}}}), "invalid_value", "num_inference_steps"),
+        (json!({"ltx2": {"sampler": {"steps": 200}}}), "invalid_value", "ltx2.sampler.steps"),
         (json!({"ltx2": {"request": {"width": 100}}}), "invalid_size", "ltx2.request.width"),
         (json!({"ltx2": {"model": {"path": "/x"}}}), "parameter_not_allowed", "ltx2.model"),
         (json!({"ltx2": {"runtime": {"platform": "/x.so"}}}), "parameter_not_allowed", "ltx2.runtime"),
@@ -215,10 +215,10 @@ fn the_server_has_limits_of_its_own() {
         assert_eq!(of(&["serve.max_steps=3"], body.clone()), refused("invalid_value", param), "{body}");
     }
     // Each round of dfr doubles the frames.
-    let dfr = ["pipeline=dfr", "model.path=LTX-2.5", "serve.max_frames=10000", "serve.max_tokens=40000"];
+    let dfr = Server::new("ltx2_5_dfr", &["serve.max_frames=10000", "serve.max_tokens=40000"]);
     let rounds = |rounds: usize| {
         let tree = json!({"dfr": {"temporal_rounds": rounds}});
-        of(&dfr, json!({"seed": 1, "size": "768x512", "num_frames": 121, "ltx2": tree}))
+        dfr.bad(&json!({"seed": 1, "size": "768x512", "num_frames": 121, "ltx2": tree}))
     };
     let error = (400, "too_large", Some("size".to_string()));
     assert_eq!((rounds(2), rounds(0).1), (error, ""));
