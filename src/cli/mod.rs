@@ -149,7 +149,7 @@ pub fn exit_code(error: &anyhow::Error) -> u8 {
             Some(PipelineError::Program(e)) if e.op == "layout" => return 2,
             Some(
                 PipelineError::Usage(_)
-                | PipelineError::Given(_)
+                | PipelineError::Given { .. }
                 | PipelineError::Input(_)
                 | PipelineError::Request(_)
                 | PipelineError::Launch(_),

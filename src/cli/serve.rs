@@ -280,8 +280,7 @@ fn serve(loaded: Loaded, group: Option<Arc<Group>>) -> anyhow::Result<()> {
         tracing::info!("draining; a second signal ends at once");
     }
     let health = Arc::clone(server.health());
-    let heard = signals.count();
-    match server.end(|| signals.count() > heard.max(1)) {
+    match server.end(|| signals.count() > 1) {
         0 => Ok(()),
         CUT => {
             tell("error: the time to end was up: the next start goes on");

@@ -278,7 +278,7 @@ fn unwrap_sidecar(root: Node) -> Node {
 }
 
 /// Keys that `reference` sets.
-const BY_REFERENCE: [&str; 13] = [
+pub(crate) const BY_REFERENCE: [&str; 13] = [
     "sampler.sigma_shift",
     "sampler.step_noise",
     "sampler.noise_order",

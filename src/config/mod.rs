@@ -32,6 +32,7 @@ pub use experiment_file::read_experiment;
 pub(crate) use layout::{LayoutFile, LayoutSource};
 pub use layout::{parse_mesh, read_layout_source};
 pub(crate) use legal::{FRAME_STEP, nearest_frames, whole_frames};
+pub(crate) use load::BY_REFERENCE;
 pub use load::CliOverrides;
 pub use load::{Flag, Loaded, load};
 pub(crate) use naming::sidecar_path;

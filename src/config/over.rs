@@ -15,6 +15,8 @@ const FRAMES: &str = "request.num_frames";
 #[derive(Clone, Debug)]
 pub(crate) struct RequestLayer {
     tree: Tree,
+    /// What was written as a tree of keys, below single ones.
+    keys: Tree,
     length: Option<Length>,
     /// Keys that the configuration below does not say for this request.
     unwritten: Vec<&'static str>,
@@ -22,7 +24,7 @@ pub(crate) struct RequestLayer {
 
 impl Default for RequestLayer {
     fn default() -> Self {
-        RequestLayer { tree: Tree::Map(Vec::new()), length: None, unwritten: Vec::new() }
+        RequestLayer { tree: Tree::Map(Vec::new()), keys: Tree::Map(Vec::new()), length: None, unwritten: Vec::new() }
     }
 }
 
@@ -33,7 +35,8 @@ impl RequestLayer {
     /// A value that the key does not take, by the field's name.
     pub(crate) fn set(&mut self, field: &str, key: &str, value: Value) -> Result<(), ConfigError> {
         let origin = ValueOrigin::Field(field.into());
-        self.set_tree(field, Tree::at(key, value, &origin).to_value())
+        self.tree.merge(own_tree(field, Tree::at(key, value, &origin).to_value())?);
+        Ok(())
     }
 
     /// Writes a tree of keys.
@@ -41,12 +44,21 @@ impl RequestLayer {
     /// # Errors
     /// An unknown key, or a value that it does not take, by the field's name.
     pub(crate) fn set_tree(&mut self, field: &str, tree: Value) -> Result<(), ConfigError> {
-        let (origin, mut node) = (ValueOrigin::Field(field.into()), Node::from_value(tree));
-        let place = origin.to_string();
-        validate(&node, Place::Flag(&place))?;
-        to_own_names(&mut node, Place::Flag(&place))?;
-        self.tree.merge(Tree::from_node(&node, &|_| origin.clone()));
+        let own = own_tree(field, tree)?;
+        self.keys.merge(own.clone());
+        self.tree.merge(own);
         Ok(())
+    }
+
+    /// Keys of the tree in whose place a field wrote something else, each behind that field's name.
+    pub(crate) fn overruled(&self) -> Vec<(String, String)> {
+        let mut found = Vec::new();
+        let mut tree = self.tree.clone();
+        if let Some(Length { origin, .. }) = &self.length {
+            tree.set(FRAMES, Value::Null, origin);
+        }
+        overruled(&self.keys, &tree, String::new(), &mut found);
+        found
     }
 
     /// Writes the number of frames by a duration.
@@ -57,6 +69,43 @@ impl RequestLayer {
     /// Takes a key as written nowhere below.
     pub(crate) fn forget(&mut self, key: &'static str) {
         self.unwritten.push(key);
+    }
+}
+
+/// A field's keys by their own names.
+fn own_tree(field: &str, tree: Value) -> Result<Tree, ConfigError> {
+    let (origin, mut node) = (ValueOrigin::Field(field.into()), Node::from_value(tree));
+    let place = origin.to_string();
+    validate(&node, Place::Flag(&place))?;
+    to_own_names(&mut node, Place::Flag(&place))?;
+    Ok(Tree::from_node(&node, &|_| origin.clone()))
+}
+
+fn overruled(keys: &Tree, over: &Tree, path: String, found: &mut Vec<(String, String)>) {
+    match (keys, over) {
+        (Tree::Map(keys), Tree::Map(_)) => {
+            for (key, inner) in keys {
+                let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+                if let Some(over) = over.get(key) {
+                    overruled(inner, over, path, found);
+                }
+            }
+        }
+        (Tree::Leaf(before, _), Tree::Leaf(now, ValueOrigin::Field(field))) if !are_same(before, now) => {
+            found.push((field.clone(), path));
+        }
+        _ => {}
+    }
+}
+
+/// Whether two values mean the same: 5 is 5.0.
+fn are_same(one: &Value, other: &Value) -> bool {
+    match (one, other) {
+        (Value::Number(one), Value::Number(other)) => one == other || one.as_f64() == other.as_f64(),
+        (Value::Array(one), Value::Array(other)) => {
+            one.len() == other.len() && one.iter().zip(other).all(|(one, other)| are_same(one, other))
+        }
+        _ => one == other,
     }
 }
 

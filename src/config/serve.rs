@@ -36,7 +36,7 @@ with_defaults! {
         /// Videos that may wait.
         #[schemars(range(min = 1))]
         pub queue: usize = 64,
-        /// Videos of one key that may wait.
+        /// Videos of one key that may wait, on a server with keys.
         #[schemars(range(min = 1))]
         pub queue_per_key: usize = 32,
         /// Videos that are made together; null takes as many as the layout makes at once.
@@ -86,15 +86,20 @@ with_defaults! {
         pub seed: ServeSeed = ServeSeed::Random,
         /// LoRAs that requests may name.
         pub loras: BTreeMap<String, NamedLora> = BTreeMap::new(),
-        /// Sizes that stand for others.
-        pub size_aliases: BTreeMap<String, String> = BTreeMap::from([
-            ("1280x720".into(), "1280x704".into()),
-            ("720x1280".into(), "704x1280".into()),
+        /// Sizes that stand for others; null takes one away.
+        pub size_aliases: BTreeMap<String, Option<String>> = BTreeMap::from([
+            ("1280x720".into(), Some("1280x704".into())),
+            ("720x1280".into(), Some("704x1280".into())),
         ]),
     }
 }
 
 impl Serve {
+    /// Sizes that stand for others, without those that are taken away.
+    pub(crate) fn aliases(&self) -> impl Iterator<Item = (&String, &String)> {
+        self.size_aliases.iter().filter_map(|(name, size)| Some((name, size.as_ref()?)))
+    }
+
     /// Whether nothing is said of a server.
     pub(crate) fn is_default(&self) -> bool {
         *self == Serve::default()

@@ -40,8 +40,12 @@ pub enum PipelineError {
     #[error(transparent)]
     Launch(#[from] crate::runtime::processes::LaunchError),
     /// A file that is given with a request and cannot be used.
-    #[error(transparent)]
-    Given(Box<PipelineError>),
+    #[error("{source}")]
+    Given {
+        /// Key of the file.
+        key: &'static str,
+        source: Box<PipelineError>,
+    },
     /// A request that the model cannot serve.
     #[error("{0}")]
     Usage(String),

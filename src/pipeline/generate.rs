@@ -252,19 +252,21 @@ fn check_kept_sound(path: &str, clip: &Clip, requests: &[Request]) -> Result<()>
 /// # Errors
 /// A file that cannot be read, or lacks the sound that is kept.
 pub(crate) fn give(config: &Config, requests: &mut [Request]) -> Result<()> {
-    let given = |error| PipelineError::Given(Box::new(error));
+    let given = |key| move |error| PipelineError::Given { key, source: Box::new(error) };
     if let Some(path) = &config.request.video {
         let clip = Clip::read(Path::new(path), Path::new("ffmpeg"), wanted(config));
-        let mut clip = clip.map_err(|error| given(error.into()))?;
+        let mut clip = clip.map_err(PipelineError::from).map_err(given("request.video"))?;
         if let Some(audio) = &config.request.audio {
-            clip.sound = Some(sound_for(&clip, path, audio, config.request.frame_rate).map_err(given)?);
+            let sound = sound_for(&clip, path, audio, config.request.frame_rate);
+            clip.sound = Some(sound.map_err(given("request.audio"))?);
         }
-        check_kept_sound(path, &clip, requests).map_err(given)?;
+        check_kept_sound(path, &clip, requests).map_err(given("request.video"))?;
         let clip = Shared::from(clip);
         requests.iter_mut().for_each(|request| request.clip = Some(clip.clone()));
     }
     // All of them have the same one.
-    if let Some(sound) = requests.first().map(sound_of).transpose().map_err(given)?.flatten().map(Shared::from) {
+    let sound = requests.first().map(sound_of).transpose().map_err(given("request.audio"))?;
+    if let Some(sound) = sound.flatten().map(Shared::from) {
         requests.iter_mut().for_each(|request| request.sound = Some(sound.clone()));
     }
     Ok(())
@@ -311,8 +313,16 @@ fn requests(config: &Config, options: &GenerateOptions, model: &Model) -> Result
 /// The first such file.
 pub(crate) fn check_given(requests: &[Request]) -> Result<()> {
     for request in requests {
-        let mut all = request.conditions.as_ref().into_iter().flatten();
-        all.try_for_each(condition_encoder::check).map_err(|error| PipelineError::Given(Box::new(error)))?;
+        for condition in request.conditions.as_ref().into_iter().flatten() {
+            let key = match &condition.content {
+                Content::Image { .. } => "request.images",
+                Content::AudioLatents { .. } => "request.audio_latents",
+                Content::Reference { .. } => "request.reference_videos",
+                _ => "request.video",
+            };
+            let given = |error| PipelineError::Given { key, source: Box::new(error) };
+            condition_encoder::check(condition).map_err(given)?;
+        }
     }
     Ok(())
 }

@@ -3,6 +3,8 @@
 use super::phase::Phase;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, UNIX_EPOCH};
 
 use ndarray::{Array2, Array3};
@@ -45,6 +47,8 @@ pub struct Saving {
     clips: usize,
     /// The one that is made.
     clip: usize,
+    /// Whose steps they are: how often they were kept. None of a command, whose user is told how to go on.
+    server: Option<Arc<AtomicU64>>,
 }
 
 /// Between two savings.
@@ -115,12 +119,21 @@ impl Saving {
         every: Option<Every>,
     ) -> Result<Self> {
         let identity = identity(config, model, jobs)?;
-        Ok(Saving { output: output.into(), steps: path_of(output), every, identity, found: None, clips: 0, clip: 0 })
+        Ok(Saving {
+            output: output.into(),
+            steps: path_of(output),
+            every,
+            identity,
+            found: None,
+            clips: 0,
+            clip: 0,
+            server: None,
+        })
     }
 
-    /// The same with steps in this file.
-    pub(crate) fn kept_in(self, steps: &Path) -> Self {
-        Saving { steps: steps.into(), ..self }
+    /// The same of a server, with steps in this file; how often they are kept is counted.
+    pub(crate) fn kept_in(self, steps: &Path, count: &Arc<AtomicU64>) -> Self {
+        Saving { steps: steps.into(), server: Some(Arc::clone(count)), ..self }
     }
 
     /// The same, going on from the files, if there are any.
@@ -238,12 +251,18 @@ impl Saving {
             ("done", saved.done.to_string()),
             ("clip", self.clip.to_string()),
         ]);
-        tensors::write_with(&self.steps, &tensors, Some(about))
+        tensors::write_with(&self.steps, &tensors, Some(about))?;
+        if let Some(count) = &self.server {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(())
     }
 
-    /// Says where the steps of a run that ends are.
+    /// Says where the steps of a run that ends are. A server's next start finds them by itself.
     pub(crate) fn tell(&self) {
-        tracing::info!("the steps are kept in {}; --resume goes on there", self.steps.display());
+        if self.server.is_none() {
+            tracing::info!("the steps are kept in {}; --resume goes on there", self.steps.display());
+        }
     }
 
     /// Removes the files: the videos are written.

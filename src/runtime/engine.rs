@@ -135,6 +135,11 @@ impl Engine {
         self.platform() != "cuda"
     }
 
+    /// Those of this process.
+    pub(crate) fn own_devices(&self) -> &[Device] {
+        self.devices.own()
+    }
+
     pub(crate) fn own_device(&self) -> &Device {
         &self.devices.own()[0]
     }

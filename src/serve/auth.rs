@@ -227,6 +227,28 @@ mod tests {
         }
     }
 
+    /// The time of a comparison tells nothing: all keys are compared, by digests of one length, and nothing branches on a result.
+    #[test]
+    fn keys_are_compared_in_constant_time() {
+        let source = include_str!("auth.rs");
+        let body =
+            source.split("    fn of_digest(").nth(1).and_then(|rest| rest.split("\n    }\n").next()).expect("it");
+        let compares = body.split("for (index, key)").nth(1).and_then(|rest| rest.split("\n        }\n").next());
+        let compares = compares.expect("a loop over all keys");
+        assert!(compares.contains("key.digest.ct_eq(presented)") && compares.contains("place.conditional_assign("));
+        for early in ["if ", "match ", "return", "break", "continue", "==", "?", "&&", "||", ".find", ".any", "bool"] {
+            assert!(!compares.contains(early), "{early} in {compares}");
+        }
+        // The first, the last, and none of many.
+        let lines: String = (0..100).map(|n| format!("k{n}:secret-{n:04}\n")).collect();
+        let (_folder, path) = file(&lines, 0o600);
+        let keys = Keys::open(Some(&path), None).expect("keys");
+        let name = |key: &str| keys.of_bearer(key).map(|caller| caller.name);
+        assert_eq!(name("secret-0000").as_deref(), Some("k0"));
+        assert_eq!(name("secret-0099").as_deref(), Some("k99"));
+        assert_eq!(name("secret-0100"), None);
+    }
+
     #[test]
     fn a_file_that_others_may_read_is_refused_and_no_key_is_shown() {
         for mode in [0o640, 0o604, 0o644] {

@@ -3,6 +3,7 @@
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::error::Failure;
 use super::job::{Accepted, JobPhase, Produced};
@@ -48,6 +49,23 @@ pub enum RunError {
     Device(String),
 }
 
+/// What there is to tell of a device, since it was last asked.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Figures {
+    /// Programs that it holds.
+    pub programs: usize,
+    /// Programs that were compiled.
+    pub compiled: u64,
+    /// Programs that came from the compile cache.
+    pub cached: u64,
+    /// Times that steps were kept.
+    pub checkpoints: u64,
+    /// Time of each change of the LoRAs.
+    pub lora_switches: Vec<Duration>,
+    /// Bytes by device and kind.
+    pub memory: Vec<(String, &'static str, u64)>,
+}
+
 /// A device with a model, owned by one thread.
 pub trait Device {
     /// Compiles, loads and runs once what a warm shape needs.
@@ -64,12 +82,15 @@ pub trait Device {
 
     /// Drops the programs of a shape.
     fn evict(&mut self, shape: &str);
+
+    /// Figures since the last call.
+    fn figures(&mut self) -> Figures;
 }
 
 /// A video that is made and not written. It belongs to no device any more.
 pub trait Made: Send {
-    /// Writes `video.mp4`, `video.json`, `thumb.jpg`, `sprite.jpg` and `audio.wav` into a folder, each under a temporary name
-    /// first. It may be called again after a failure.
+    /// Writes `video.mp4`, `video.json`, `thumb.jpg`, `sprite.jpg` and, where there is a sound track, `audio.wav` into a folder,
+    /// each under a temporary name first. It may be called again after a failure.
     ///
     /// # Errors
     /// A full disk as `storage_full`; whatever else as `internal`.

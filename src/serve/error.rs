@@ -51,14 +51,18 @@ impl ApiError {
 
     /// The body that is sent, with OpenAI's keys.
     pub fn to_json(&self) -> Value {
-        let kind = match self.status {
-            401 => "authentication_error",
-            403 => "permission_error",
-            429 => "rate_limit_error",
-            500.. => "server_error",
-            _ => "invalid_request_error",
-        };
-        json!({"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}})
+        json!({"error": {"message": self.message, "type": kind(self.status), "param": self.param, "code": self.code}})
+    }
+}
+
+/// OpenAI's type of an error.
+fn kind(status: u16) -> &'static str {
+    match status {
+        401 => "authentication_error",
+        403 => "permission_error",
+        429 => "rate_limit_error",
+        500.. => "server_error",
+        _ => "invalid_request_error",
     }
 }
 
@@ -66,13 +70,49 @@ impl ApiError {
 #[derive(Clone, Debug, PartialEq, Serialize, serde::Deserialize, thiserror::Error)]
 #[error("{message}")]
 pub struct Failure {
-    /// One of `cancelled`, `not_finite`, `too_large`, `device_error`, `storage_full`, `invalid_image`, `crashed`, `internal`.
+    /// One of [`FAILURES`].
     pub code: String,
     pub message: String,
+    /// The field that is to be mended, where it is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub param: Option<String>,
 }
+
+/// Codes of failed jobs, each with the status of a request that waited for its job.
+pub const FAILURES: [(&str, u16); 10] = [
+    ("cancelled", 409),
+    ("too_large", 400),
+    ("invalid_image", 400),
+    ("invalid_video", 400),
+    ("invalid_audio", 400),
+    ("not_finite", 500),
+    ("device_error", 500),
+    ("crashed", 500),
+    ("internal", 500),
+    ("storage_full", 507),
+];
 
 impl Failure {
     pub fn new(code: &str, message: impl Into<String>) -> Self {
-        Failure { code: code.into(), message: message.into() }
+        Failure { code: code.into(), message: message.into(), param: None }
+    }
+
+    /// A failure that a field of the request caused.
+    pub fn field(code: &str, param: &str, message: impl Into<String>) -> Self {
+        Failure { param: Some(param.into()), ..Failure::new(code, message) }
+    }
+
+    /// The error of a failed video's object.
+    pub fn to_json(&self) -> Value {
+        let own = FAILURES.iter().find(|(code, status)| *code == self.code && *status == 400);
+        let kind = kind(own.map_or(500, |(_, status)| *status));
+        json!({"code": self.code, "message": self.message, "param": self.param, "type": kind})
+    }
+
+    /// The same as the answer to a request that waited.
+    pub fn to_error(&self) -> ApiError {
+        let known = FAILURES.iter().find(|(code, _)| *code == self.code);
+        let (code, status) = known.copied().unwrap_or(("video_failed", 500));
+        ApiError { param: self.param.clone(), ..ApiError::new(status, code, self.message.clone()) }.should_retry(false)
     }
 }

@@ -13,12 +13,14 @@ mod limits;
 mod loras;
 mod media;
 mod read;
+mod remix;
 mod resolve;
 mod schema;
 pub mod table;
 #[cfg(test)]
 mod tests;
 mod tree;
+mod warm;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -124,7 +126,7 @@ impl Fields {
             given.put("lora", Some(name), loras);
         }
         if let Endpoint::Remix(accepted) = endpoint {
-            given = given.over(&accepted.fields);
+            given = given.over(accepted);
         }
         let model = self.model_name(&given)?;
         let seconds = given.get("seconds").map(|value| read::plain(value.as_f64().unwrap_or_default()).to_string());

@@ -183,17 +183,6 @@ impl Jobs {
         (running.map(|entry| index.snapshot(entry)).collect(), index.queued(caller))
     }
 
-    /// Seconds until the running job should end.
-    pub fn retry_after(&self) -> u32 {
-        let index = self.lock();
-        let ids = index.runs.values().filter(|run| !run.is_made).flat_map(|run| &run.members);
-        let left = ids
-            .filter_map(|id| index.jobs.get(id)?.progress.eta_s)
-            .fold(None, |most: Option<f64>, left| Some(most.map_or(left, |most| most.max(left))));
-        // Beyond two minutes clients give up; what is not known yet may be short.
-        left.map_or(5, |left| left.ceil().clamp(1.0, 120.0) as u32)
-    }
-
     /// Folder of a job's files.
     pub fn folder(&self, id: &VideoId) -> PathBuf {
         self.store.folder(id)
@@ -275,6 +264,14 @@ impl Jobs {
             other => other,
         }
     }
+}
+
+/// Seconds until the running job should end.
+fn retry_after(index: &Index) -> u32 {
+    let ids = index.runs.values().filter(|run| !run.is_made).flat_map(|run| &run.members);
+    let left = ids.filter_map(|id| index.jobs.get(id)?.progress.eta_s).reduce(f64::max);
+    // Beyond two minutes clients give up; what is not known yet may be short.
+    left.map_or(5, |left| left.ceil().clamp(1.0, 120.0) as u32)
 }
 
 fn missing(index: &Index, caller: &Caller, id: &VideoId) -> ApiError {

@@ -19,6 +19,7 @@ use prometheus_client::registry::Registry;
 
 pub use observed::{ObservedDevice, ObservedStore, Pulse};
 
+use super::device::Figures;
 use super::store::Usage;
 
 /// Reasons for which a request to make a video finds no place.
@@ -64,7 +65,13 @@ struct Phase {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct MemoryLabel {
+    device: String,
     kind: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ProgramSource {
+    source: &'static str,
 }
 
 type Seconds<L> = Family<L, Histogram, fn() -> Histogram>;
@@ -99,7 +106,10 @@ pub struct Metrics {
     overhead_seconds: Histogram,
     busy_seconds: Counter<f64, AtomicU64>,
     device_memory: Family<MemoryLabel, Gauge>,
+    programs: Gauge,
+    compiles: Family<ProgramSource, Counter>,
     compile_seconds: Histogram,
+    lora_switch_seconds: Histogram,
     frames: Counter,
     video_seconds: Counter<f64, AtomicU64>,
     store_bytes: Gauge,
@@ -143,7 +153,10 @@ impl Metrics {
             overhead_seconds: short(),
             busy_seconds: Counter::default(),
             device_memory: Family::default(),
+            programs: Gauge::default(),
+            compiles: Family::default(),
             compile_seconds: long(),
+            lora_switch_seconds: long(),
             frames: Counter::default(),
             video_seconds: Counter::default(),
             store_bytes: Gauge::default(),
@@ -163,6 +176,9 @@ impl Metrics {
             // A series that is there from the start shows its first change.
             metrics.rejected.get_or_create_owned(&Reason { reason });
         }
+        for source in ["compiled", "cache"] {
+            metrics.compiles.get_or_create_owned(&ProgramSource { source });
+        }
         metrics.register(platform, model);
         metrics
     }
@@ -177,8 +193,9 @@ impl Metrics {
         all.register("http_request_seconds", "From a request to its answer's headers", self.request_seconds.clone());
         all.register("http_connections", "Open connections", self.connections.clone());
         all.register("http_streams", "Open streams of events", self.streams.clone());
-        all.register("jobs", "Jobs by state", self.jobs.clone());
-        all.register("jobs_ended", "Jobs that ended", self.jobs_ended.clone());
+        // OpenMetrics has one name for one of them: a counter `jobs` is `jobs_total`.
+        all.register("jobs_held", "Jobs by state", self.jobs.clone());
+        all.register("jobs", "Jobs that ended", self.jobs_ended.clone());
         all.register("queue_limit", "Jobs that may wait", self.queue_limit.clone());
         all.register("queue_rejected", "Requests that found no place", self.rejected.clone());
         all.register("queue_seconds", "From accepted to begun", self.queue_seconds.clone());
@@ -189,6 +206,9 @@ impl Metrics {
         all.register("overhead_seconds", "A job without queue, device and encoding", self.overhead_seconds.clone());
         all.register("device_busy_seconds", "Time that the device ran jobs", self.busy_seconds.clone());
         all.register("device_memory_bytes", "Memory of a device", self.device_memory.clone());
+        all.register("programs", "Programs that are loaded", self.programs.clone());
+        all.register("compiles", "Programs made ready", self.compiles.clone());
+        all.register("lora_switch_seconds", "A change of LoRAs", self.lora_switch_seconds.clone());
         all.register("compile_seconds", "Compiling for a batch", self.compile_seconds.clone());
         all.register("frames", "Frames made", self.frames.clone());
         all.register("video_seconds", "Seconds of video made", self.video_seconds.clone());
@@ -196,7 +216,7 @@ impl Metrics {
         all.register("store_free_bytes", "Free bytes of the store's disk", self.store_free.clone());
         all.register("store_write_seconds", "A durable transition", self.store_write_seconds.clone());
         all.register("store_errors", "Transitions that failed", self.store_errors.clone());
-        all.register("checkpoints", "Batches that stopped with their steps kept", self.checkpoints.clone());
+        all.register("checkpoints", "Times that steps were kept", self.checkpoints.clone());
         all.register("resumed", "Batches that went on from kept steps", self.resumed.clone());
         all.register("process_resident_memory_bytes", "Resident memory", self.resident.clone());
         all.register("process_open_fds", "Open file descriptors", self.descriptors.clone());
@@ -214,6 +234,20 @@ impl Metrics {
     pub fn refused(&self, code: &str) {
         if let Some(reason) = REJECTIONS.into_iter().find(|reason| *reason == code) {
             self.rejected.get_or_create(&Reason { reason }).inc();
+        }
+    }
+
+    /// Figures of the device.
+    fn device(&self, figures: &Figures) {
+        self.programs.set(i64::try_from(figures.programs).unwrap_or(i64::MAX));
+        for (source, count) in [("compiled", figures.compiled), ("cache", figures.cached)] {
+            self.compiles.get_or_create(&ProgramSource { source }).inc_by(count);
+        }
+        self.checkpoints.inc_by(figures.checkpoints);
+        figures.lora_switches.iter().for_each(|took| self.lora_switch_seconds.observe(took.as_secs_f64()));
+        for (device, kind, bytes) in &figures.memory {
+            let label = MemoryLabel { device: device.clone(), kind };
+            self.device_memory.get_or_create(&label).set(i64::try_from(*bytes).unwrap_or(i64::MAX));
         }
     }
 
@@ -249,12 +283,29 @@ mod tests {
         metrics.refused("queue_full");
         metrics.refused("invalid_size");
         metrics.stream(1);
+        let (compiled, cached, checkpoints) = (2, 3, 4);
+        let memory = vec![("0".to_string(), "peak", 5), ("1".to_string(), "in_use", 6)];
+        let lora_switches = vec![Duration::from_secs(40)];
+        metrics.device(&Figures { programs: 1, compiled, cached, checkpoints, lora_switches, memory });
+        metrics.device(&Figures { programs: 9, compiled, ..Figures::default() });
+        let outcome = Outcome { outcome: "completed".into(), pipeline: "text_to_video" };
+        metrics.jobs_ended.get_or_create(&outcome).inc();
+        metrics.jobs.get_or_create(&StateLabel { state: "queued" }).set(8);
         let text = metrics.text(Now { connections: 7, usage: Usage { bytes: 1, free: 2 } });
         for line in [
             "ltx2_http_requests_total{route=\"/v1/videos\",method=\"POST\",status=\"429\"} 1",
             "ltx2_http_request_seconds_count{route=\"/v1/videos\"} 1",
             "ltx2_queue_rejected_total{reason=\"queue_full\"} 1",
             "ltx2_queue_rejected_total{reason=\"draining\"} 0",
+            "ltx2_programs 9",
+            "ltx2_compiles_total{source=\"compiled\"} 4",
+            "ltx2_compiles_total{source=\"cache\"} 3",
+            "ltx2_checkpoints_total 4",
+            "ltx2_lora_switch_seconds_sum 40.0",
+            "ltx2_device_memory_bytes{device=\"0\",kind=\"peak\"} 5",
+            "ltx2_device_memory_bytes{device=\"1\",kind=\"in_use\"} 6",
+            "ltx2_jobs_total{outcome=\"completed\",pipeline=\"text_to_video\"} 1",
+            "ltx2_jobs_held{state=\"queued\"} 8",
             "ltx2_http_connections 7",
             "ltx2_http_streams 1",
             "ltx2_queue_limit 64",
@@ -264,6 +315,12 @@ mod tests {
             assert!(text.contains(line), "{line}:\n{text}");
         }
         assert!(!text.contains("invalid_size"));
+        // A name of two families would be no OpenMetrics.
+        let mut families: Vec<&str> = text.lines().filter(|line| line.starts_with("# TYPE ")).collect();
+        let names: std::collections::BTreeSet<&str> =
+            families.iter().filter_map(|line| line.split(' ').nth(2)).collect();
+        families.dedup();
+        assert_eq!(families.len(), names.len(), "{text}");
         assert!(text.contains("ltx2_process_resident_memory_bytes") && !text.contains("open_fds 0\n"), "{text}");
     }
 }

@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
+use super::error::Failure;
 use super::job::{Accepted, JobPhase, Progress, Snapshot, State};
 
 /// A video as an object of the API. All of OpenAI's fields are always there.
@@ -30,9 +31,7 @@ pub fn video(snapshot: &Snapshot) -> Value {
         "prompt": accepted.prompt(),
         "size": format!("{width}x{height}"),
         "seconds": seconds(accepted, duration),
-        "error": record.failure.as_ref().map(|failure| {
-            json!({"code": failure.code, "message": failure.message, "param": null, "type": "server_error"})
-        }),
+        "error": record.failure.as_ref().map(Failure::to_json),
         "remixed_from_video_id": accepted.remixed_from,
         "width": width,
         "height": height,
@@ -164,7 +163,6 @@ mod tests {
 
     use super::*;
     use crate::config::Config;
-    use crate::serve::error::Failure;
     use crate::serve::id::Ids;
     use crate::serve::job::{Produced, Record};
 

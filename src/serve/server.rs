@@ -88,12 +88,13 @@ impl Server {
         let serve = loaded.config.serve.clone();
         let keys = Arc::new(keys(&serve, &options)?);
         let wanted = address(&serve.listen, "serve.listen")?;
-        if !wanted.ip().is_loopback() && !keys.needed() && !serve.insecure {
-            let message = format!(
-                "--listen {}: other machines could use the server without a key; give --api-key-file, or --insecure",
-                serve.listen
-            );
-            return Err(StartError::Usage(message));
+        let figures = serve.metrics_listen.as_deref();
+        let figures = figures.map(|place| self::address(place, "serve.metrics_listen")).transpose()?;
+        for (flag, place) in [("--listen", Some(wanted)), ("--metrics-listen", figures)] {
+            if let Some(place) = place.filter(|place| !place.ip().is_loopback() && !keys.needed() && !serve.insecure) {
+                let why = "other machines could use the server without a key; give --api-key-file, or --insecure";
+                return Err(StartError::Usage(format!("{flag} {place}: {why}")));
+            }
         }
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
@@ -111,10 +112,11 @@ impl Server {
         let app = Arc::new(open_app(loaded, &options, opened)?);
         let mut metrics_address = None;
         let mut listeners = Vec::new();
-        if let Some(place) = &serve.metrics_listen {
-            let listener = bind(&runtime, self::address(place, "serve.metrics_listen")?)?;
-            metrics_address = listener.local_addr().ok();
-            let router = api::metrics_router(Arc::clone(&app));
+        if let Some(place) = figures {
+            let listener = bind(&runtime, place)?;
+            let bound = listener.local_addr().map_err(StartError::io("--metrics-listen"))?;
+            metrics_address = Some(bound);
+            let router = api::metrics_router(Arc::clone(&app), bound);
             let own = Arc::<Connections>::default();
             let ends = connections_end.clone();
             listeners.push(runtime.spawn(listen::serve(listener, router, options.limits, own, ends)));
@@ -204,10 +206,9 @@ impl Server {
     /// Drains, waits for the end, and gives the exit code. `hurry` is asked whether to wait no longer.
     pub fn end(self, hurry: impl Fn() -> bool) -> u8 {
         self.drain();
-        let status = self.worker.status();
-        let over = || matches!(&*status.borrow(), Status::Drained | Status::Failed(_));
         let until = Instant::now() + self.app.serve.drain_timeout.duration();
-        while !over() {
+        // One thread may have failed while another hangs.
+        while !self.worker.is_over() {
             if hurry() || Instant::now() >= until {
                 tracing::warn!("the running video is left as it is: the next start goes on with it");
                 self.runtime.shutdown_background();
@@ -257,7 +258,7 @@ fn open_app(loaded: Loaded, options: &Options, opened: Opened) -> Result<App, St
     let ids = Ids::behind(jobs.last_id().as_ref());
     let inputs = Arc::new(Inputs::open(inputs).map_err(StartError::io("the inputs"))?);
     let fields = Arc::new(Fields::new(loaded.clone(), inputs, ids));
-    let (streams, bodies) = App::places();
+    let (streams, bodies) = App::places(&serve);
     Ok(App {
         names: fields.model_names(),
         loaded,

@@ -77,6 +77,11 @@ impl Worker {
         self.status.clone()
     }
 
+    /// Whether all of them have ended.
+    pub fn is_over(&self) -> bool {
+        self.threads.iter().all(JoinHandle::is_finished)
+    }
+
     /// Waits until they have ended: after [`Jobs::drain`], or because the device failed.
     ///
     /// # Errors

@@ -7,7 +7,7 @@ use ltx2::config::{CliOverrides, load};
 use ltx2::serve::server::{Options, Server, StartError};
 use serde_json::json;
 
-use crate::site::{Site, body};
+use crate::site::{Client, Site, body};
 use crate::support::needs;
 
 const KEYS: &str = "anna:key-of-anna\nbert:key-of-bert\nroot*:key-of-root\n";
@@ -175,4 +175,37 @@ fn other_machines_need_a_key() {
         assert_eq!(server.wait_ready(std::time::Duration::from_secs(10)), Err("no device".into()));
         assert_eq!(server.end(|| false), 1);
     }
+}
+
+/// The figures' own address is as closed as the other: a key where there are keys, a name of the server's, none for others without.
+#[needs(nothing)]
+fn an_address_for_figures_has_the_same_rules() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = format!("api_key_file={}", keys(folder.path(), KEYS, 0o600).display());
+    let site = Site::new(&[&file, "metrics_listen=127.0.0.1:0", "allow_host=[\"figures.example\"]"]);
+    let to = site.server.metrics_address().expect("an address");
+    let ask = |headers: &[(&str, &str)]| Client::to(to).ask("GET", "/metrics", headers);
+    assert_eq!(ask(&[]).error(), (401, "invalid_api_key".into(), None));
+    let key = ("authorization", "Bearer key-of-bert");
+    assert_eq!(ask(&[key, ("host", "evil.example")]).error(), (421, "wrong_host".into(), None));
+    for host in ["localhost", "figures.example"] {
+        let figures = ask(&[key, ("host", host)]);
+        assert!(figures.status == 200 && figures.text().contains("ltx2_build_info"), "{host}: {figures:?}");
+    }
+    let other = Client::to(to).with(key.0, key.1).get("/v1/videos");
+    assert_eq!((other.error().0, other.error().1.as_str()), (404, "not_found"));
+    site.end();
+
+    let state = format!("serve.state={}", folder.path().join("state").display());
+    let start = |more: &[&str]| {
+        let set = ["serve.listen=127.0.0.1:0", "serve.metrics_listen=0.0.0.0:0", &state];
+        let set = set.iter().chain(more).map(ToString::to_string).collect();
+        let loaded = load(&CliOverrides { files: vec!["nano".into()], set, ..CliOverrides::default() });
+        Server::start(loaded.expect("a configuration"), Options::default(), Box::new(|| Err("no device".into())))
+    };
+    let refused = start(&[]).err().expect("refused");
+    let StartError::Usage(message) = refused else { panic!("{refused}") };
+    assert!(message.contains("--metrics-listen") && message.contains("--insecure"), "{message}");
+    let server = start(&["serve.insecure=true"]).expect("a server");
+    assert_eq!(server.end(|| false), 1);
 }

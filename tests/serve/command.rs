@@ -103,3 +103,32 @@ fn a_server_obeys_its_signals() {
     assert_eq!((&access["status"], &access["method"]), (&serde_json::json!(200), &serde_json::json!("GET")));
     assert!(!lines.join("\n").contains("key-of-"));
 }
+
+/// Two signals, however close, end it at once with code 130, and what it was asked for is there for the next start.
+#[needs(cpu)]
+fn a_second_signal_ends_it_at_once() {
+    let folder = quick_folder();
+    let state = folder.path().join("state");
+    let programs = format!("runtime.compile_cache={}", crate::support::programs().display());
+    let more = ["--warm", "none", "--drain", "finish", "--drain-timeout", "300s", "--set", &programs];
+    let (mut child, address, lines) = start(&state.to_string_lossy(), &more);
+    let reader = std::thread::spawn(move || lines.lines().map_while(Result::ok).collect::<Vec<_>>());
+    let mut client = Client::to(address.parse().expect("an address"));
+    let body = serde_json::json!({"prompt": "a", "steps": 100, "seed": 7});
+    let ids: Vec<String> = (0..2)
+        .map(|_| client.send("POST", "/v1/videos", Some(&body)).json()["id"].as_str().expect("an id").to_string())
+        .collect();
+    crate::scripted::until("it to run", || client.get("/v1/queue").json()["running"] != serde_json::json!([]));
+    signal(&child, Signal::TERM);
+    signal(&child, Signal::INT);
+    let since = Instant::now();
+    assert_eq!(child.wait().expect("it ends").code(), Some(130));
+    assert!(since.elapsed() < Duration::from_secs(5), "{:?}", since.elapsed());
+    assert!(reader.join().expect("read").join("\n").contains("the next start goes on"));
+    let mut settings = crate::scripted::settings();
+    settings.state = Some(state.to_string_lossy().into_owned());
+    let store = ltx2::serve::store::FileStore::open(&state).expect("a store that nobody has");
+    let jobs = ltx2::serve::jobs::Jobs::open(std::sync::Arc::new(store), settings).expect("jobs");
+    let (_, waiting) = jobs.queue(&crate::scripted::anyone());
+    assert_eq!(waiting.iter().map(|job| job.accepted.id.to_string()).collect::<Vec<_>>(), ids);
+}

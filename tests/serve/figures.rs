@@ -10,7 +10,7 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use ltx2::serve::device::{Device, Made, Moment, Order, RunError, Watch};
+use ltx2::serve::device::{Device, Figures as DeviceFigures, Made, Moment, Order, RunError, Watch};
 use ltx2::serve::error::Failure;
 use ltx2::serve::job::{JobPhase, Produced};
 use ltx2::serve::server::{Options, Server};
@@ -91,6 +91,10 @@ impl Device for Timed {
     }
 
     fn evict(&mut self, _: &str) {}
+
+    fn figures(&mut self) -> DeviceFigures {
+        DeviceFigures::default()
+    }
 }
 
 /// A small video, whose writing is timed.

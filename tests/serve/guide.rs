@@ -72,7 +72,7 @@ fn the_page_s_commands_do_what_it_says() {
         serde_json::from_slice(&fs::read(folder.path().join("job.json")).expect("an answer")).expect("JSON");
     assert_eq!((&first["object"], &first["seed"]), (&"video".into(), &7.into()), "{first}");
     assert!(said.contains("event: progress") && said.contains("event: video"), "{said}");
-    assert!(said.contains("\"video.deleted\"") && said.contains("ltx2_jobs_ended_total{"), "{said}");
+    assert!(said.contains("\"video.deleted\"") && said.contains("ltx2_jobs_total{"), "{said}");
     // The server has ended: nobody listens any more.
     std::thread::sleep(Duration::from_millis(100));
     TcpListener::bind(("127.0.0.1", port)).expect("the port is free again");

@@ -21,6 +21,7 @@ mod load;
 mod malformed;
 mod nano;
 mod paths;
+mod places;
 mod recorded;
 mod scripted;
 mod served;

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use ltx2::config::{Config, Serve};
 use ltx2::media::{self, Audio, Frames, Mp4Options, WavFormat};
-use ltx2::serve::device::{Device, Made, Moment, Order, RunError, Stop, Watch};
+use ltx2::serve::device::{Device, Figures, Made, Moment, Order, RunError, Stop, Watch};
 use ltx2::serve::error::Failure;
 use ltx2::serve::id::{Ids, VideoId};
 use ltx2::serve::job::{Accepted, JobPhase, Produced, Snapshot};
@@ -80,6 +80,10 @@ impl Device for ScriptedDevice {
     fn evict(&mut self, shape: &str) {
         self.log.evicted.lock().unwrap().push(shape.into());
     }
+
+    fn figures(&mut self) -> Figures {
+        Figures::default()
+    }
 }
 
 impl ScriptedDevice {
@@ -127,6 +131,11 @@ impl ScriptedDevice {
         }
         match word::<String>(prompt, "fault").as_deref() {
             Some("not_finite") => Err(RunError::Job(Failure::new("not_finite", "values are not finite"))),
+            Some("given") => {
+                let why = "clip.mp4: the video is cut off";
+                Err(RunError::Job(Failure::field("invalid_video", "input_video", why)))
+            }
+            Some("large") => Err(RunError::Job(Failure::field("too_large", "size", "it needs 90 GiB of 80 GiB"))),
             Some("device") => Err(RunError::Device("the accelerator is gone".into())),
             Some("panic") => panic!("the device's thread panics"),
             Some("hang") => {

@@ -7,9 +7,11 @@ use axum::body::Bytes;
 use axum::extract::{FromRequest, Multipart, Request, State};
 use axum::http::{HeaderMap, HeaderValue, header};
 use axum::response::Response;
+use sha2::{Digest, Sha256};
+use tokio::sync::SemaphorePermit;
 
 use super::errors::internal;
-use super::guard::traceparent;
+use super::guard::{SMALL_BODY, traceparent};
 use super::videos::{Id, answer};
 use super::{App, BODY_PATIENCE, blocking};
 use crate::serve::error::ApiError;
@@ -25,10 +27,25 @@ use crate::serve::traffic::Traffic;
 #[derive(Clone, Debug)]
 pub(super) enum RequestKind {
     Create,
+    /// The same, whose client waits.
+    Sync,
     /// Of a finished video.
     Remix(Arc<Accepted>),
     Edit,
     Extend,
+}
+
+impl RequestKind {
+    /// Endpoint and source: what belongs to a request beside its body.
+    fn name(&self) -> String {
+        match self {
+            RequestKind::Create => "create".into(),
+            RequestKind::Sync => "sync".into(),
+            RequestKind::Remix(source) => format!("remix of {}", source.id),
+            RequestKind::Edit => "edit".into(),
+            RequestKind::Extend => "extend".into(),
+        }
+    }
 }
 
 pub(super) async fn create(
@@ -84,7 +101,8 @@ fn finished(app: &App, caller: &Caller, id: &VideoId) -> Result<Arc<Accepted>, A
     }
 }
 
-/// Takes a request into the queue: places first, then its body, then its fields. What is refused leaves nothing behind.
+/// Takes a request into the queue: its body is read where there is a place, then it gets the place, then its fields are read. What
+/// is refused leaves nothing behind; what came before under the same idempotency key is answered whatever is full.
 pub(super) async fn submit(
     app: &Arc<App>,
     caller: Caller,
@@ -93,8 +111,10 @@ pub(super) async fn submit(
 ) -> Result<Snapshot, ApiError> {
     let key = idempotency_key(request.headers())?;
     let trace = traceparent(request.headers());
-    let (jobs, asking) = (Arc::clone(&app.jobs), caller.clone());
-    let ticket = blocking(move || jobs.admit(&asking)).await.inspect_err(|error| app.metrics.refused(error.code))?;
+    if !key.as_ref().is_some_and(|key| app.jobs.is_named(&caller, key)) {
+        let (jobs, asking) = (Arc::clone(&app.jobs), caller.clone());
+        blocking(move || jobs.check_place(&asking)).await.inspect_err(|error| app.metrics.refused(error.code))?;
+    }
     let traffic = request.extensions().get::<Arc<Traffic>>().cloned();
     if let Some(traffic) = &traffic {
         let limit = app.serve.body_limit.0;
@@ -105,13 +125,11 @@ pub(super) async fn submit(
             return Err(ApiError::new(413, "body_too_large", message).should_retry(false));
         }
     }
-    let form = {
-        let place = tokio::time::timeout(BODY_PATIENCE, app.bodies.acquire()).await;
-        let _place = place
-            .map_err(|_| ApiError::new(503, "busy", "too many requests are read at once").retry_after(2))?
-            .map_err(internal)?;
+    let mut form = {
+        let _room = room(app, request.headers()).await?;
         read(app, request).await.map_err(|error| traffic.and_then(|traffic| traffic.fault()).unwrap_or(error))?
     };
+    form.body_sha256 = hex::encode(Sha256::digest(format!("{}\0{}", kind.name(), form.body_sha256)));
     let source = match kind {
         RequestKind::Edit | RequestKind::Extend => {
             source_video(&form)?.map(|id| finished(app, &caller, &id)).transpose()?
@@ -120,10 +138,16 @@ pub(super) async fn submit(
     };
     let app = Arc::clone(app);
     let work = move || {
+        if let Some(key) = &key
+            && let Some(before) = app.jobs.replayed(&caller, key, &form.body_sha256)?
+        {
+            return Ok(before);
+        }
+        let ticket = app.jobs.admit(&caller).inspect_err(|error| app.metrics.refused(error.code))?;
         let video = source.as_ref().map(|source| app.jobs.folder(&source.id).join(Variant::Video.file()));
         let source = source.as_ref().zip(video.as_ref()).map(|(accepted, video)| Source { accepted, video });
         let endpoint = match &kind {
-            RequestKind::Create => Endpoint::Create,
+            RequestKind::Create | RequestKind::Sync => Endpoint::Create,
             RequestKind::Remix(source) => Endpoint::Remix(source),
             RequestKind::Edit => Endpoint::Edit(source),
             RequestKind::Extend => Endpoint::Extend(source),
@@ -134,6 +158,20 @@ pub(super) async fn submit(
         enter(&app, ticket, accepted)
     };
     blocking(work).await
+}
+
+/// Holds as many bytes as a body may have of those that are read at once. A short one waits for none: 1,024 connections have but
+/// 64 MiB of such.
+async fn room<'a>(app: &'a App, headers: &HeaderMap) -> Result<Option<SemaphorePermit<'a>>, ApiError> {
+    let length = headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
+    let bytes = length.unwrap_or(app.serve.body_limit.0);
+    if bytes <= SMALL_BODY {
+        return Ok(None);
+    }
+    let kib = u32::try_from(bytes.div_ceil(1024)).unwrap_or(u32::MAX);
+    let room = tokio::time::timeout(BODY_PATIENCE, app.bodies.acquire_many(kib)).await;
+    let busy = |_| ApiError::new(503, "busy", "too many requests are read at once").retry_after(2);
+    room.map_err(busy)?.map(Some).map_err(internal)
 }
 
 fn enter(app: &App, ticket: Ticket, accepted: Accepted) -> Result<Snapshot, ApiError> {

@@ -22,7 +22,7 @@ use crate::serve::traffic::Traffic;
 /// Routes that need no key.
 const OPEN: [&str; 5] = ["/", "/live", "/health", "/ready", "/session"];
 /// Bytes that the body of a request without a video may have.
-const SMALL_BODY: u64 = 64 << 10;
+pub(super) const SMALL_BODY: u64 = 64 << 10;
 /// The page's cookie.
 pub(super) const COOKIE: &str = "ltx2_session";
 
@@ -106,10 +106,10 @@ pub(super) fn traceparent(headers: &HeaderMap) -> Option<String> {
 }
 
 /// Refuses requests that were meant for another host: a name of an attacker's that points here.
-pub(super) async fn host(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+pub(super) async fn host(State((app, bound)): State<(Arc<App>, IpAddr)>, request: Request, next: Next) -> Response {
     let named = request.uri().authority().map(|authority| authority.as_str());
     let named = named.or_else(|| request.headers().get(header::HOST).and_then(|host| host.to_str().ok()));
-    match named.is_some_and(|named| is_own(named, app.bound.ip(), &app.serve.allow_host)) {
+    match named.is_some_and(|named| is_own(named, bound, &app.serve.allow_host)) {
         true => next.run(request).await,
         false => {
             let message = "the request names a host that is not this server; --allow-host allows one";

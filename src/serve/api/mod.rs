@@ -38,9 +38,9 @@ use crate::config::{Loaded, Serve};
 
 /// Streams of events at once.
 const STREAMS: usize = 256;
-/// Bodies that are read at once.
-const BODIES: usize = 8;
-/// How long another one waits.
+/// Bodies of the longest that are read at once.
+const BODIES: u64 = 8;
+/// How long another one waits for room.
 const BODY_PATIENCE: Duration = Duration::from_secs(10);
 
 /// State that all endpoints share.
@@ -64,6 +64,7 @@ pub(super) struct App {
     /// Whether streams are to end.
     pub(super) ending: watch::Receiver<bool>,
     pub(super) streams: Arc<Semaphore>,
+    /// KiB of bodies that are read.
     pub(super) bodies: Arc<Semaphore>,
     /// Ids of events.
     pub(super) events: AtomicU64,
@@ -71,8 +72,9 @@ pub(super) struct App {
 
 impl App {
     /// Places for streams and bodies.
-    pub(super) fn places() -> (Arc<Semaphore>, Arc<Semaphore>) {
-        (Arc::new(Semaphore::new(STREAMS)), Arc::new(Semaphore::new(BODIES)))
+    pub(super) fn places(serve: &Serve) -> (Arc<Semaphore>, Arc<Semaphore>) {
+        let kib = usize::try_from(BODIES * serve.body_limit.0.div_ceil(1024)).unwrap_or(Semaphore::MAX_PERMITS);
+        (Arc::new(Semaphore::new(STREAMS)), Arc::new(Semaphore::new(kib.min(Semaphore::MAX_PERMITS))))
     }
 
     /// The template of a route, for labels.

@@ -1,5 +1,6 @@
 //! The router: a handler for each row of the table of routes, and what every request passes.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use axum::Router;
@@ -65,13 +66,25 @@ pub(in crate::serve) fn router(app: Arc<App>) -> Result<Router, String> {
         Some(cors) => router.layer(cors),
         None => router,
     };
-    Ok(router
-        .layer(from_fn_with_state(Arc::clone(&app), guard::host))
-        .layer(CatchPanicLayer::custom(errors::panicked))
-        .layer(from_fn_with_state(app, guard::note)))
+    let bound = app.bound;
+    Ok(outermost(router, app, bound))
 }
 
-/// The router of an address that has figures alone.
-pub(in crate::serve) fn metrics_router(app: Arc<App>) -> Router {
-    Router::new().route("/metrics", get(probes::metrics)).fallback(errors::no_route).with_state(app)
+/// What comes before all else on either address: the line of the log, and the name of the server.
+fn outermost(router: Router, app: Arc<App>, bound: SocketAddr) -> Router {
+    router
+        .layer(from_fn_with_state((Arc::clone(&app), bound.ip()), guard::host))
+        .layer(CatchPanicLayer::custom(errors::panicked))
+        .layer(from_fn_with_state(app, guard::note))
+}
+
+/// The router of an address that has figures alone, by the same rules: a key where there are keys, and a name of the server's.
+pub(in crate::serve) fn metrics_router(app: Arc<App>, bound: SocketAddr) -> Router {
+    let router = Router::new()
+        .route("/metrics", get(probes::metrics))
+        .fallback(errors::no_route)
+        .method_not_allowed_fallback(errors::no_method)
+        .with_state(Arc::clone(&app))
+        .layer(from_fn_with_state(Arc::clone(&app), guard::key));
+    outermost(router, app, bound)
 }

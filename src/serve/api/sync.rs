@@ -46,7 +46,7 @@ pub(super) async fn sync(
         let message = "the model is not loaded yet; POST /v1/videos takes videos into the queue meanwhile";
         return Err(ApiError::new(503, "starting", message).retry_after(10));
     }
-    let snapshot = submit(&app, caller.clone(), request, RequestKind::Create).await?;
+    let snapshot = submit(&app, caller.clone(), request, RequestKind::Sync).await?;
     let id = snapshot.accepted.id.clone();
     let mut wanted = Wanted { jobs: Arc::clone(&app.jobs), caller: caller.clone(), id: Some(id.clone()) };
     let ended = tokio::time::timeout(app.serve.sync_timeout.duration(), ended(&app, &caller, snapshot)).await;
@@ -57,9 +57,7 @@ pub(super) async fn sync(
         ApiError::new(504, "sync_timeout", message).should_retry(false)
     })??;
     if let Some(failure) = &ended.record.failure {
-        let status = if failure.code == "cancelled" { 409 } else { 500 };
-        let code = if status == 409 { "cancelled" } else { "video_failed" };
-        return Err(ApiError::new(status, code, failure.message.clone()).should_retry(false));
+        return Err(failure.to_error());
     }
     let mut response = content::of_video(&app, &id, &HeaderMap::new()).await?;
     response.extensions_mut().insert(About(id.to_string()));

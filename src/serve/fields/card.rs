@@ -62,7 +62,7 @@ impl Fields {
                 only_warm: serve.only_warm,
             },
             loras: serve.loras.keys().cloned().collect(),
-            size_aliases: serve.size_aliases.clone(),
+            size_aliases: serve.aliases().map(|(name, size)| (name.clone(), size.clone())).collect(),
         }
     }
 

@@ -88,42 +88,6 @@ impl RequestFields {
         self.values.insert(field.into(), value);
         self.names.insert(field, name.unwrap_or_else(|| field.into()));
     }
-
-    /// Lays these fields over those of an earlier request.
-    pub(super) fn over(mut self, earlier: &Map<String, Value>) -> Self {
-        // What stands for the same thing goes with the newer of two.
-        const GROUPS: [&[&str]; 5] = [
-            &["size", "width", "height"],
-            &["seconds", "num_frames"],
-            &["num_inference_steps", "sigmas"],
-            &["input_reference", "images"],
-            &["start", "end", "retake"],
-        ];
-        let mut below = earlier.clone();
-        for group in GROUPS.iter().filter(|group| group.iter().any(|name| self.values.contains_key(*name))) {
-            below.retain(|name, _| !group.contains(&name.as_str()));
-        }
-        for (name, value) in std::mem::take(&mut self.values) {
-            match (below.get_mut(&name), value) {
-                (Some(old @ Value::Object(_)), new @ Value::Object(_)) if name == "ltx2" => merge(old, new),
-                (_, new) => drop(below.insert(name, new)),
-            }
-        }
-        self.values = below;
-        self
-    }
-}
-
-/// Lays an object over another, key by key.
-fn merge(below: &mut Value, over: Value) {
-    match (below, over) {
-        (Value::Object(below), Value::Object(over)) => {
-            for (key, value) in over {
-                merge(below.entry(key).or_insert(Value::Null), value);
-            }
-        }
-        (below, over) => *below = over,
-    }
 }
 
 /// A name as errors show it.

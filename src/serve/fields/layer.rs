@@ -56,6 +56,10 @@ impl Fields {
             let own = ["request.width", "request.height", "request.num_frames", "request.frame_rate"];
             own.into_iter().for_each(|key| layer.forget(key));
         }
+        // A pipeline may follow from the files beside the key.
+        let said = |(_, key): &(String, String)| key != PIPELINE || given.text(PIPELINE).is_some();
+        let overruled = layer.overruled().into_iter().filter(said);
+        warnings.extend(overruled.map(|(field, key)| format!("{field} was taken, ltx2.{key} was not")));
         let mut loaded = self.loaded.with_request(&layer).map_err(fault)?;
         if self.lay_images(given, loaded.config.clip_frames(), &mut layer)? {
             loaded = self.loaded.with_request(&layer).map_err(fault)?;
@@ -220,7 +224,7 @@ impl Fields {
         if let Some(size) = given.get("size") {
             let field = given.name("size");
             let Value::String(size) = size else { return Err(wrong_size(&field)) };
-            if let Some(target) = self.loaded.config.serve.size_aliases.get(size) {
+            if let Some((_, target)) = self.loaded.config.serve.aliases().find(|(name, _)| *name == size) {
                 warnings.push(format!("size {size} is an alias of {target}"));
                 sides = parse_size(target).ok_or_else(|| wrong_size(&field))?.map(Some);
             } else if !matches!(size.as_str(), "" | "auto") {

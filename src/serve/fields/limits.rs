@@ -1,15 +1,10 @@
 //! Limits of what the server takes, of what a model could make.
 
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
-use serde_json::Map;
-
 use super::given::RequestFields;
 use super::read::invalid;
 use super::table::MAX_PROMPT;
 use super::{Endpoint, Fields, layer};
 use crate::config::{Config, Loaded, NumFrames, Pipeline, ValueOrigin};
-use crate::media;
 use crate::serve::error::ApiError;
 use crate::serve::form::Form;
 use crate::serve::job::Accepted;
@@ -72,21 +67,16 @@ impl Fields {
         }
     }
 
-    /// The request that runs a warm shape's programs, of no caller's: from a grey image where the pipeline starts from one.
+    /// The request that runs a warm shape's programs, of no caller's: from made-up files where its pipeline starts from such.
     ///
     /// # Errors
     /// A shape that requests could not ask for.
     pub fn warm(&self, shape: &Shape) -> Result<Accepted, ApiError> {
-        let mut fields = Map::new();
-        let sizes = [("width", shape.width), ("height", shape.height), ("num_frames", shape.num_frames), ("seed", 0)];
-        fields.extend(sizes.map(|(name, value)| (name.to_string(), value.into())));
+        let made_up = |error| ApiError::new(500, "internal", format!("no file for the warm-up: {error}"));
+        let mut fields = self.warm_fields(shape).map_err(made_up)?;
+        fields.insert("seed".into(), 0.into());
         fields.insert("prompt".into(), "warm-up".into());
         fields.insert("pipeline".into(), shape.pipeline.name().into());
-        if matches!(shape.pipeline, Pipeline::ImageToVideo | Pipeline::Keyframes) {
-            let png = media::png_bytes(&[128; 3 * 32 * 32], 32, 32);
-            let png = png.map_err(|_| ApiError::new(500, "internal", "no image for the warm-up"))?;
-            fields.insert("input_reference".into(), STANDARD.encode(png).into());
-        }
         let form = Form { fields, ..Form::default() };
         self.accept(form, Endpoint::Create, &Caller { name: String::new(), sees_all: true })
     }
@@ -99,19 +89,32 @@ impl Fields {
             let field = given.name("num_inference_steps");
             return Err(invalid(&field, "this model fixes its noise levels; leave it out, or give sigmas"));
         }
-        let (steps, most) = (config.sampler.steps, self.serve().max_steps);
-        let asked =
-            given.get("num_inference_steps").is_some() || given.get("sigmas").is_some() || given.get("ltx2").is_some();
-        if asked && steps > most {
-            let field = if given.get("sigmas").is_some() { "sigmas" } else { "num_inference_steps" };
-            return Err(invalid(&given.name(field), format!("{steps} steps; the server makes at most {most}")));
-        }
+        self.check_steps(loaded)?;
         let (tokens, own) = (config.request.max_sequence_length, self.loaded.config.request.max_sequence_length);
         if tokens != own {
             let field = written(loaded, "request.max_sequence_length", "max_sequence_length");
             return Err(invalid(&field, format!("the server reads {own} text tokens; leave it out")));
         }
         self.check_warm(config, given)
+    }
+
+    /// Refuses more steps of a pass than the server makes; the configuration's own are nobody's to refuse.
+    fn check_steps(&self, loaded: &Loaded) -> Result<(), ApiError> {
+        let (config, most) = (&loaded.config, self.serve().max_steps);
+        let levels = |sigmas: &[f64]| sigmas.iter().filter(|level| **level != 0.0).count();
+        let first = config.sampler.sigmas.as_deref().map_or(config.sampler.steps, levels);
+        for (key, steps) in [
+            ("sampler.sigmas", first),
+            ("sampler.steps", first),
+            ("two_stage.sigmas", levels(&config.two_stage.sigmas)),
+            ("dfr.sigmas", levels(&config.dfr.sigmas)),
+        ] {
+            if steps > most && matches!(loaded.origin(key), ValueOrigin::Field(_)) {
+                let field = written(loaded, key, key);
+                return Err(invalid(&field, format!("{steps} steps; the server makes at most {most}")));
+            }
+        }
+        Ok(())
     }
 
     /// Refuses a size that is not warm, where the server takes no other.

@@ -47,7 +47,7 @@ impl Resolver {
             Job { index: 0, prompt: config.request.prompt.clone().unwrap_or_default(), seed: config.request.seed };
         let resolved =
             self.sizes.as_ref().map(|sizes| request::of_job(config, sizes, &job)).transpose().map_err(fault)?;
-        let made = resolved.as_ref().map_or(frames, |request| request.output_frames());
+        let made = resolved.as_ref().map_or(doubled(config, frames), |request| request.output_frames());
         if made > serve.max_frames {
             let name = if given.get("num_frames").is_none() && given.get("seconds").is_some() {
                 "seconds"
@@ -81,7 +81,7 @@ impl Resolver {
         serve: &Serve,
         given: &RequestFields,
     ) -> Result<(), ApiError> {
-        let (width, height) = (config.request.width, config.request.height);
+        let (width, height, frames) = (config.request.width, config.request.height, doubled(config, frames));
         let tokens = self.grid.latents(1, 1, width, height, frames).map(|latents| self.grid.tokens(&latents));
         let tokens = tokens.map_err(|error| of_request(&error.into(), given))?;
         if tokens > serve.max_tokens {
@@ -95,4 +95,10 @@ impl Resolver {
         }
         Ok(())
     }
+}
+
+/// Frames behind the rounds of a request, each of which doubles the frame rate.
+fn doubled(config: &Config, frames: usize) -> usize {
+    let rounds = if config.pipeline == Pipeline::Dfr { config.dfr.temporal_rounds } else { 0 };
+    (0..rounds).fold(frames, |frames, _| 2 * frames.saturating_sub(1) + 1)
 }

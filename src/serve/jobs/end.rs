@@ -137,7 +137,8 @@ impl Jobs {
 
     /// A job failed.
     pub fn failed(&self, id: &VideoId, failure: Failure) {
-        tracing::warn!(%id, code = failure.code, "the job failed: {}", failure.message);
+        let trace = self.lock().jobs.get(id).and_then(|entry| entry.accepted.traceparent.clone());
+        tracing::warn!(%id, trace, code = failure.code, "the job failed: {}", failure.message);
         let end = |before: &Record| self.failed_record(before, failure.clone());
         if let Err(error) = self.end(id, end, true) {
             tracing::error!(%id, "its state cannot be kept, and the next start finds it as it was: {error}");

@@ -1,14 +1,13 @@
 //! Requests on their way into the queue.
 
-use std::collections::hash_map::Entry as Slot;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::index::{At, Entry, Index, Named, Place, Waiting};
-use super::{Caller, Jobs, Submitted, Ticket, no_room};
+use super::{Caller, Jobs, Submitted, Ticket, no_room, retry_after};
 use crate::serve::error::ApiError;
-use crate::serve::job::{Accepted, Record};
+use crate::serve::job::{Accepted, Record, Snapshot};
 use crate::serve::schedule::Candidate;
 use crate::serve::store::is_full;
 
@@ -24,12 +23,30 @@ impl Drop for Ticket {
 }
 
 impl Jobs {
-    /// Holds a place in the queue, before a body is read. On a full disk it removes what can go: not to be called where
-    /// waiting is forbidden.
+    /// Whether a request would find a place now, before its body is read: none is held meanwhile, or slow bodies would keep
+    /// others out. On a full disk it removes what can go: not to be called where waiting is forbidden.
+    ///
+    /// # Errors
+    /// As [`Jobs::admit`].
+    pub fn check_place(&self, caller: &Caller) -> Result<(), ApiError> {
+        self.check_open()?;
+        self.check_bounds(&self.lock(), caller)
+    }
+
+    /// Holds a place in the queue, once a body is read. Waits as [`Jobs::check_place`].
     ///
     /// # Errors
     /// `queue_full`, `key_queue_full`, `draining`, `device_failed`, `insufficient_storage`.
     pub fn admit(self: &Arc<Self>, caller: &Caller) -> Result<Ticket, ApiError> {
+        self.check_open()?;
+        let mut index = self.lock();
+        self.check_bounds(&index, caller)?;
+        *index.tickets.entry(caller.name.clone()).or_default() += 1;
+        Ok(Ticket { jobs: Arc::clone(self), owner: caller.name.clone(), is_used: false })
+    }
+
+    /// Refuses a request that the server takes no more, or has no room for.
+    fn check_open(&self) -> Result<(), ApiError> {
         if self.is_draining() {
             return Err(ApiError::new(503, "draining", "the server ends: try again later").retry_after(5));
         }
@@ -37,28 +54,23 @@ impl Jobs {
             let message = "the server's device has failed and the server starts again: try again later";
             return Err(ApiError::new(503, "device_failed", message).retry_after(30));
         }
-        if !self.has_room() {
-            return Err(no_room());
-        }
-        let (all, own) = {
-            let mut index = self.lock();
-            let own = own_places(&index, &caller.name);
-            let all = index.waiting.len() + index.tickets.values().sum::<usize>();
-            let fits = all < self.settings.queue && own < self.settings.queue_per_key;
-            if fits {
-                *index.tickets.entry(caller.name.clone()).or_default() += 1;
-            }
-            (all, (own, fits))
-        };
-        match own {
-            (_, true) => Ok(Ticket { jobs: Arc::clone(self), owner: caller.name.clone(), is_used: false }),
-            _ if all >= self.settings.queue => Err(self.full("queue_full", "the queue", self.settings.queue)),
-            _ => Err(self.full("key_queue_full", "the queue of this key", self.settings.queue_per_key)),
-        }
+        if self.has_room() { Ok(()) } else { Err(no_room()) }
     }
 
-    fn full(&self, code: &'static str, queue: &str, most: usize) -> ApiError {
-        ApiError::new(429, code, format!("{queue} is full: {most} videos wait")).retry_after(self.retry_after())
+    /// Refuses a request beyond the queue's bounds; that of a key holds where there are keys.
+    fn check_bounds(&self, index: &Index, caller: &Caller) -> Result<(), ApiError> {
+        let (most, most_own) = (self.settings.queue, self.settings.queue_per_key);
+        let full = |code, queue: &str, most: usize| {
+            let seconds = retry_after(index);
+            ApiError::new(429, code, format!("{queue} is full: {most} videos wait")).retry_after(seconds)
+        };
+        if index.waiting.len() + index.tickets.values().sum::<usize>() >= most {
+            return Err(full("queue_full", "the queue", most));
+        }
+        if !caller.name.is_empty() && own_places(index, &caller.name) >= most_own {
+            return Err(full("key_queue_full", "the queue of this key", most_own));
+        }
+        Ok(())
     }
 
     fn release(&self, index: &mut Index, owner: &str) {
@@ -102,45 +114,59 @@ impl Jobs {
         snapshot.map(Submitted::New).ok_or_else(ApiError::video_not_found)
     }
 
-    /// Takes the request's idempotency key, or says which job has it.
-    fn name(&self, accepted: &Accepted) -> Result<Option<super::Snapshot>, ApiError> {
-        let Some(key) = key_of(accepted) else { return Ok(None) };
-        let mut index = self.lock();
+    /// Whether a caller's idempotency key stands for a job.
+    pub fn is_named(&self, caller: &Caller, key: &str) -> bool {
+        let index = self.lock();
+        index.named.get(&(caller.name.clone(), key.into())).is_some_and(|named| named.until > Instant::now())
+    }
+
+    /// The job of a request that came before with the same idempotency key. Waits for one that is being kept: not to be called
+    /// where waiting is forbidden.
+    ///
+    /// # Errors
+    /// `idempotency_conflict`.
+    pub fn replayed(&self, caller: &Caller, key: &str, body_sha256: &str) -> Result<Option<Snapshot>, ApiError> {
+        Ok(self.named(self.lock(), &(caller.name.clone(), key.into()), body_sha256)?.1)
+    }
+
+    /// The job that a key stands for, where it is the same request's.
+    fn named<'a>(
+        &'a self,
+        mut index: MutexGuard<'a, Index>,
+        key: &(String, String),
+        body_sha256: &str,
+    ) -> Result<(MutexGuard<'a, Index>, Option<Snapshot>), ApiError> {
         loop {
-            let index_now = &mut *index;
-            match index_now.named.entry(key.clone()) {
-                Slot::Occupied(slot) if slot.get().until > Instant::now() => {
-                    if slot.get().body_sha256 != accepted.body_sha256 {
-                        let message = "Idempotency-Key: another request has this key: give each request its own";
-                        return Err(ApiError::new(409, "idempotency_conflict", message).should_retry(false));
-                    }
-                    if slot.get().is_kept {
-                        let id = slot.get().id.clone();
-                        match index_now.jobs.get(&id).filter(|entry| !entry.is_hidden) {
-                            Some(entry) => return Ok(Some(index_now.snapshot(entry))),
-                            // Deleted while it runs: the key is free again.
-                            None => drop(index_now.named.remove(&key)),
-                        }
-                        continue;
-                    }
-                }
-                slot => {
-                    let named = Named {
-                        id: accepted.id.clone(),
-                        body_sha256: accepted.body_sha256.clone(),
-                        until: Instant::now() + NAMED,
-                        is_kept: false,
-                    };
-                    match slot {
-                        Slot::Occupied(mut slot) => drop(slot.insert(named)),
-                        Slot::Vacant(slot) => drop(slot.insert(named)),
-                    }
-                    return Ok(None);
-                }
+            let Some(named) = index.named.get(key).filter(|named| named.until > Instant::now()) else {
+                return Ok((index, None));
+            };
+            if named.body_sha256 != body_sha256 {
+                let message = "Idempotency-Key: another request has this key: give each request its own";
+                return Err(ApiError::new(409, "idempotency_conflict", message).should_retry(false));
             }
-            // The same request is being kept by another thread.
-            index = self.freed.wait(index).unwrap_or_else(PoisonError::into_inner);
+            if !named.is_kept {
+                // The same request is being kept by another thread.
+                index = self.freed.wait(index).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
+            let found = index.jobs.get(&named.id).filter(|entry| !entry.is_hidden).map(|entry| index.snapshot(entry));
+            if found.is_some() {
+                return Ok((index, found));
+            }
+            // Deleted while it runs: the key is free again.
+            index.named.remove(key);
         }
+    }
+
+    /// Takes the request's idempotency key, or says which job has it.
+    fn name(&self, accepted: &Accepted) -> Result<Option<Snapshot>, ApiError> {
+        let Some(key) = key_of(accepted) else { return Ok(None) };
+        let (mut index, found) = self.named(self.lock(), &key, &accepted.body_sha256)?;
+        if found.is_none() {
+            let (id, body_sha256) = (accepted.id.clone(), accepted.body_sha256.clone());
+            index.named.insert(key, Named { id, body_sha256, until: Instant::now() + NAMED, is_kept: false });
+        }
+        Ok(found)
     }
 
     fn unname(&self, accepted: &Accepted) {

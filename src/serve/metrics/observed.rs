@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::{MemoryLabel, Metrics, Outcome, Phase, PipelineLabel, StateLabel};
-use crate::serve::device::{Device, Made, Moment, Order, RunError, Stop, Watch};
+use super::{Metrics, Outcome, Phase, PipelineLabel, StateLabel};
+use crate::serve::device::{Device, Figures, Made, Moment, Order, RunError, Stop, Watch};
 use crate::serve::error::Failure;
 use crate::serve::id::VideoId;
 use crate::serve::job::{Accepted, JobPhase, Produced, Record, State};
@@ -44,14 +44,20 @@ pub struct Pulse {
 /// How the device moves.
 #[derive(Debug, Default)]
 struct Beat {
-    /// Since when a stage goes on; nothing while the device waits.
-    at: Option<(JobPhase, Instant)>,
-    /// Mean seconds between two moments, by stage.
-    means: HashMap<JobPhase, f64>,
+    /// Since when a stage of a shape goes on; nothing while the device waits.
+    at: Option<(Stage, Instant)>,
+    /// Mean seconds between two moments.
+    means: HashMap<Stage, f64>,
 }
 
-/// A stage of which nothing is known may take as long: a large model is loaded and compiled.
+/// A stage, and the shape whose it is: that of a large one takes longer.
+type Stage = (Arc<str>, JobPhase);
+
+/// A stage of which nothing is known may take as long: a large model is loaded and compiled. Of these two nothing ever is: a
+/// compiled program comes from a cache or not, and another LoRA is loaded or none.
 const UNKNOWN: Duration = Duration::from_secs(1800);
+/// Stages of shapes whose means are known; more would be a leak.
+const MEANS: usize = 1024;
 
 impl Pulse {
     /// Nothing has moved yet.
@@ -62,23 +68,27 @@ impl Pulse {
     /// The stage at which the device has stood for longer than ten times what it takes, and at least `floor`.
     pub fn stuck(&self, floor: Duration) -> Option<JobPhase> {
         let beat = lock(&self.beat);
-        let (stage, since) = beat.at?;
-        let mean = beat.means.get(&stage).map(|mean| Duration::from_secs_f64(10.0 * mean));
-        (since.elapsed() > mean.unwrap_or(UNKNOWN).max(floor)).then_some(stage)
+        let (stage, since) = beat.at.as_ref()?;
+        let learns = !matches!(stage.1, JobPhase::Loading | JobPhase::Compiling);
+        let mean = beat.means.get(stage).filter(|_| learns).map(|mean| Duration::from_secs_f64(10.0 * mean));
+        (since.elapsed() > mean.unwrap_or(UNKNOWN).max(floor)).then_some(stage.1)
     }
 
     /// The device is at a stage; how long the moment before took.
-    fn beat(&self, stage: Option<JobPhase>) -> Option<(JobPhase, Duration)> {
+    fn beat(&self, stage: Option<Stage>) -> Option<(JobPhase, Duration)> {
         let now = Instant::now();
         let mut beat = lock(&self.beat);
         let before = beat.at.take().map(|(stage, since)| (stage, now - since));
-        if let Some((stage, took)) = before {
+        if let Some((stage, took)) = &before {
+            if beat.means.len() >= MEANS && !beat.means.contains_key(stage) {
+                beat.means.clear();
+            }
             let took = took.as_secs_f64();
-            let mean = beat.means.entry(stage).or_insert(took);
+            let mean = beat.means.entry(stage.clone()).or_insert(took);
             *mean += 0.2 * (took - *mean);
         }
         beat.at = stage.map(|stage| (stage, now));
-        before
+        before.map(|((_, stage), took)| (stage, took))
     }
 
     /// Sets how many jobs are in each state; to be called before figures are read.
@@ -130,10 +140,6 @@ impl Pulse {
         metrics.frames.inc_by(made.num_frames as u64);
         if made.fps > 0.0 {
             metrics.video_seconds.inc_by(made.num_frames as f64 / made.fps);
-        }
-        if let Some(peak) = made.timings["peak_memory_bytes"].as_u64() {
-            let gauge = metrics.device_memory.get_or_create(&MemoryLabel { kind: "peak" });
-            gauge.set(gauge.get().max(i64::try_from(peak).unwrap_or(i64::MAX)));
         }
     }
 }
@@ -245,13 +251,14 @@ impl ObservedDevice {
 /// Times of a run, stage by stage.
 struct StageTimes<'a> {
     pulse: &'a Pulse,
+    shape: Arc<str>,
     spent: HashMap<JobPhase, Duration>,
     last: Option<Moment>,
 }
 
 impl StageTimes<'_> {
     fn at(&mut self, moment: Option<Moment>) {
-        let before = self.pulse.beat(moment.map(|moment| moment.stage));
+        let before = self.pulse.beat(moment.map(|moment| (Arc::clone(&self.shape), moment.stage)));
         if let Some((stage, took)) = before {
             *self.spent.entry(stage).or_default() += took;
             let steps = match (self.last, moment) {
@@ -282,11 +289,16 @@ impl StageTimes<'_> {
     }
 }
 
+fn shape_of(order: &Order) -> Arc<str> {
+    order.jobs.first().map_or_else(|| Arc::from(""), |job| Arc::from(job.shape.as_str()))
+}
+
 impl Device for ObservedDevice {
     fn warm(&mut self, order: &Order) -> Result<(), RunError> {
-        self.pulse.beat(Some(JobPhase::Compiling));
+        self.pulse.beat(Some((shape_of(order), JobPhase::Compiling)));
         let result = self.inner.warm(order);
         self.pulse.beat(None);
+        self.pulse.metrics.device(&self.inner.figures());
         result
     }
 
@@ -295,7 +307,7 @@ impl Device for ObservedDevice {
         self.begun(order);
         let since = Instant::now();
         let pulse = Arc::clone(&self.pulse);
-        let mut stages = StageTimes { pulse: &pulse, spent: HashMap::new(), last: None };
+        let mut stages = StageTimes { pulse: &pulse, shape: shape_of(order), spent: HashMap::new(), last: None };
         stages.at(Some(Moment { stage: JobPhase::Loading, step: 0, steps: 0 }));
         let mut measured = |moment: Moment| -> ControlFlow<Stop> {
             stages.at(Some(moment));
@@ -303,6 +315,7 @@ impl Device for ObservedDevice {
         };
         let result = self.inner.run(order, &mut measured);
         stages.end();
+        metrics.device(&self.inner.figures());
         let seconds = since.elapsed().as_secs_f64();
         metrics.busy_seconds.inc_by(seconds);
         metrics.batch_videos.observe(order.jobs.len() as f64);
@@ -314,9 +327,6 @@ impl Device for ObservedDevice {
                 let pipeline = order.jobs.first().map_or("", |job| job.config.pipeline.name());
                 metrics.run_seconds.get_or_create(&PipelineLabel { pipeline }).observe(seconds);
             }
-            Err(RunError::Stopped(Stop::Draining)) if order.steps.is_some() => {
-                metrics.checkpoints.inc();
-            }
             Err(_) => {}
         }
         let ids = order.jobs.iter().map(|job| job.id.clone());
@@ -326,6 +336,10 @@ impl Device for ObservedDevice {
 
     fn evict(&mut self, shape: &str) {
         self.inner.evict(shape);
+    }
+
+    fn figures(&mut self) -> Figures {
+        self.inner.figures()
     }
 }
 
@@ -346,5 +360,39 @@ impl Made for ObservedMade {
             way.written = Some(Instant::now());
         }
         result
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Loading and compiling take milliseconds or half an hour; what a step takes is known, of each shape by itself.
+    #[test]
+    fn a_device_is_stuck_only_where_it_is_known_to_be_quicker() {
+        let pulse = Pulse::new(Arc::new(Metrics::new("cpu", "nano", 64)));
+        let at = |shape: &str, stage| drop(pulse.beat(Some((Arc::from(shape), stage))));
+        let wait = || std::thread::sleep(Duration::from_millis(60));
+        let all = [JobPhase::Loading, JobPhase::Compiling, JobPhase::Denoise, JobPhase::VideoDecoder];
+        for _ in 0..3 {
+            all.into_iter().for_each(|stage| at("small", stage));
+        }
+        for (shape, stage, stuck) in [
+            ("small", JobPhase::Loading, false),
+            ("small", JobPhase::Compiling, false),
+            ("small", JobPhase::Denoise, true),
+            ("large", JobPhase::Denoise, false),
+        ] {
+            at(shape, stage);
+            wait();
+            assert_eq!(pulse.stuck(Duration::from_millis(1)).is_some(), stuck, "{shape} {stage:?}");
+            assert_eq!(pulse.stuck(Duration::from_secs(30)), None);
+        }
+        pulse.beat(None);
+        assert_eq!(pulse.stuck(Duration::ZERO), None);
+        for n in 0..3 * MEANS {
+            at(&n.to_string(), JobPhase::Denoise);
+        }
+        assert!(lock(&pulse.beat).means.len() <= MEANS);
     }
 }

@@ -1,7 +1,5 @@
 //! Errors of the pipeline, as jobs fail by them.
 
-use std::path::Path;
-
 use super::{Failure, PipelineError, RunError, one_line};
 use crate::runtime::RuntimeError;
 
@@ -10,11 +8,19 @@ pub(super) fn of(error: &PipelineError) -> RunError {
     let job = |code: &str, message: String| RunError::Job(Failure::new(code, message));
     match error {
         PipelineError::NotFinite(what) => job("not_finite", format!("{what} hold values that are not finite")),
-        PipelineError::TooLarge(why) => job("too_large", why.clone()),
-        PipelineError::Given(_) => job("invalid_image", told(error)),
+        PipelineError::TooLarge(_) => RunError::Job(Failure::field("too_large", "size", told(error))),
+        PipelineError::Given { key, .. } => {
+            let (code, field) = match *key {
+                "request.video" => ("invalid_video", "input_video"),
+                "request.reference_videos" => ("invalid_video", "reference_videos"),
+                "request.audio" | "request.audio_latents" => ("invalid_audio", "input_audio"),
+                _ => ("invalid_image", "input_reference"),
+            };
+            RunError::Job(Failure::field(code, field, told(error)))
+        }
         PipelineError::Runtime(RuntimeError::Plugin(plugin)) => match plugin.code() {
             Some(code) if code.to_string().contains("RESOURCE_EXHAUSTED") => {
-                job("too_large", "the device has too little memory for it".into())
+                RunError::Job(Failure::field("too_large", "size", "the device has too little memory for it"))
             }
             _ => RunError::Device(one_line(error)),
         },
@@ -28,15 +34,43 @@ pub(super) fn of(error: &PipelineError) -> RunError {
 
 /// An error on one line without places on this machine: of a path, its last part.
 pub(super) fn told(error: &PipelineError) -> String {
-    let word = |word: &str| {
-        let start = word.find('/').filter(|at| word[..*at].chars().all(|c| !c.is_alphanumeric()));
-        let Some(start) = start else { return word.to_string() };
-        let (before, path) = word.split_at(start);
-        let end = path.trim_end_matches([':', ',', ';', ')', '\'', '"', '.']).len();
-        let name = Path::new(&path[..end]).file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned());
-        format!("{before}{name}{}", &path[end..])
+    without_folders(&one_line(error))
+}
+
+/// Text with the last part of each path alone. An absolute one may have spaces: it goes on to a mark or to the end, so that words
+/// behind one may be lost, and none of its folders is told.
+fn without_folders(text: &str) -> String {
+    let (mut told, mut rest) = (String::new(), text);
+    let begins = |at: usize| !rest_before(text, at).is_some_and(char::is_alphanumeric);
+    while let Some(at) = rest.match_indices('/').map(|(at, _)| at).find(|at| begins(text.len() - rest.len() + at)) {
+        let (before, path) = rest.split_at(at);
+        // A mark ends it only where a word ends with it: `a:b` and `anna's` are names.
+        let ends = |(at, mark): &(usize, char)| {
+            let next = path[at + mark.len_utf8()..].chars().next();
+            let opens = "'\"`".contains(*mark) && path[..*at].ends_with(char::is_whitespace);
+            opens || ("'\"`:,;)]".contains(*mark) && next.is_none_or(|c| !c.is_alphanumeric() && c != '/'))
+        };
+        let end = path.char_indices().find(ends).map_or(path.len(), |(at, _)| at);
+        let (path, behind) = path.split_at(end);
+        told.push_str(&relative(before));
+        told.push_str(path.trim_end_matches('/').rsplit('/').next().unwrap_or_default());
+        rest = behind;
+    }
+    told + &relative(rest)
+}
+
+/// The character before a place of a text.
+fn rest_before(text: &str, at: usize) -> Option<char> {
+    text[..at].chars().next_back()
+}
+
+/// Text with the last part of each relative path alone; fractions stay.
+fn relative(text: &str) -> String {
+    let word = |word: &str| match word.rsplit_once('/') {
+        Some((_, name)) if word.chars().any(char::is_alphabetic) => name.to_string(),
+        _ => word.to_string(),
     };
-    one_line(error).split(' ').map(word).collect::<Vec<_>>().join(" ")
+    text.split(' ').map(word).collect::<Vec<_>>().join(" ")
 }
 
 #[cfg(test)]
@@ -45,9 +79,26 @@ mod tests {
 
     #[test]
     fn clients_are_told_no_paths() {
-        let text = "/var/lib/ltx2/inputs/ab.png: image '/a b/c.png' is cut off (see /etc/x), 3/4 of it";
-        let error = PipelineError::Usage(text.into());
-        assert_eq!(told(&error), "ab.png: image 'a b/c.png' is cut off (see x), 3/4 of it");
+        for (text, wanted) in [
+            (
+                "/var/lib/ltx2/inputs/ab.png: image '/a b/c.png' is cut off (see /etc/x), 3/4 of it",
+                "ab.png: image 'c.png' is cut off (see x), 3/4 of it",
+            ),
+            ("/srv/my videos of anna/in puts/ab.png: no image", "ab.png: no image"),
+            ("cannot read path=/srv/secret/ab.png, and dir=/srv/other", "cannot read path=ab.png, and dir=other"),
+            ("[/srv/a b/c.mp4] of \"/srv/d e/f.mp4\" and state/inputs/g.mp4", "[c.mp4] of \"f.mp4\" and g.mp4"),
+            ("/srv/a, b/c.png: no image", "a, c.png: no image"),
+            ("file:///srv/a:b/c.png", "file:c.png"),
+            ("/srv/anna's files/c.png", "c.png"),
+            ("/srv/models/", "models"),
+            ("needs 90.1 GiB of 80 GiB, 9/10 of it", "needs 90.1 GiB of 80 GiB, 9/10 of it"),
+        ] {
+            for error in [PipelineError::Usage(text.into()), PipelineError::TooLarge(text.into())] {
+                let RunError::Job(failure) = of(&error) else { panic!("{text}") };
+                assert_eq!(failure.message, wanted, "{text}");
+            }
+        }
+        let error = PipelineError::Usage("a".into());
         assert!(matches!(of(&error), RunError::Job(Failure { code, .. }) if code == "internal"));
     }
 
@@ -59,7 +110,17 @@ mod tests {
         };
         assert_eq!(code(PipelineError::NotFinite("the decoded frames".into())), "not_finite");
         assert_eq!(code(PipelineError::TooLarge("needs 100 GiB".into())), "too_large");
-        let given = PipelineError::Given(Box::new(PipelineError::Usage("no image".into())));
-        assert_eq!(code(given), "invalid_image");
+        for (key, wanted, field) in [
+            ("request.images", "invalid_image", "input_reference"),
+            ("request.video", "invalid_video", "input_video"),
+            ("request.audio", "invalid_audio", "input_audio"),
+        ] {
+            let given = PipelineError::Given { key, source: Box::new(PipelineError::Usage("cut off".into())) };
+            let RunError::Job(failure) = of(&given) else { panic!("{key}") };
+            assert_eq!((failure.code.as_str(), failure.param.as_deref()), (wanted, Some(field)));
+            // Whoever waited for it is told the same, as a mistake of the request.
+            let error = failure.to_error();
+            assert_eq!((error.status, error.code, error.param.as_deref()), (400, wanted, Some(field)));
+        }
     }
 }

@@ -34,7 +34,9 @@ impl ModelMade {
         let generated = &self.written.generated;
         write_atomically(&folder.join("thumb.jpg"), &thumbnails::thumbnail(&generated.frames)?)?;
         write_atomically(&folder.join("sprite.jpg"), &thumbnails::sprite_sheet(&generated.frames)?)?;
-        media::write_wav(&folder.join("audio.wav"), &generated.sound()?, WavFormat::Pcm16)?;
+        if self.config.output.audio {
+            media::write_wav(&folder.join("audio.wav"), &generated.sound()?, WavFormat::Pcm16)?;
+        }
         let finished = self.written.write(&self.config, &GenerateOptions::default())?;
         // The names are kept where the files are.
         let sync = std::fs::File::open(folder).and_then(|folder| folder.sync_all());

@@ -2,6 +2,7 @@
 //! is made belongs to the finisher's thread.
 
 mod failures;
+mod figures;
 mod files;
 mod made;
 mod shapes;
@@ -15,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use super::device::{Device, Made, Moment, Order, RunError, Stop, Watch};
+use super::device::{Device, Figures, Made, Moment, Order, RunError, Stop, Watch};
 use super::error::Failure;
 use super::job::{Accepted, JobPhase};
 use crate::config::{Config, Decoder, Job, Lora, NumFrames, Reference};
@@ -32,6 +33,7 @@ use crate::pipeline::{Generated, Phase, PipelineError, Session, duration, one_li
 use crate::request::Request;
 use crate::runtime::processes::Group;
 use crate::weights::MergeOrder;
+use figures::Counts;
 use files::Inputs;
 use made::ModelMade;
 use shapes::Shapes;
@@ -78,6 +80,7 @@ struct ModelDevice {
     reading: Reading,
     /// The model, as other configurations read it.
     others: Vec<(Reading, Model)>,
+    counts: Counts,
 }
 
 /// An order on its way.
@@ -107,6 +110,7 @@ impl ModelDevice {
             loras: (plain.model.loras.clone(), plain.model.lora_merge),
             reading: reading(&plain),
             others: Vec::new(),
+            counts: Counts::default(),
             session,
             together,
         })
@@ -145,7 +149,9 @@ impl ModelDevice {
         self.read_as(&configs[0])?;
         if configs[0].model.loras != self.loras.0 || configs[0].model.lora_merge != self.loras.1 {
             tell(JobPhase::Loading)?;
+            let since = Instant::now();
             self.session.runner.executor.keep_loras(Loras::open(&configs[0].model)?)?;
+            self.counts.lora_switches.push(since.elapsed());
             self.loras = (configs[0].model.loras.clone(), configs[0].model.lora_merge);
         }
         let group = self.together.group().cloned();
@@ -195,7 +201,8 @@ impl ModelDevice {
         // Processes that run together begin anew.
         let Some(path) = order.steps.as_ref().filter(|_| !self.together.are_several()) else { return Ok(None) };
         let every = Some(Every::Time(self.every));
-        let saving = Saving::new(&work.configs[0], &self.session.runner.model, &work.jobs, path, every)?.kept_in(path);
+        let saving = Saving::new(&work.configs[0], &self.session.runner.model, &work.jobs, path, every)?;
+        let saving = saving.kept_in(path, &self.counts.checkpoints);
         if !order.resume {
             return Ok(Some(saving));
         }
@@ -241,28 +248,37 @@ impl ModelDevice {
     }
 
     /// Videos as the finisher's thread gets them.
-    fn finish(&mut self, work: Prepared, videos: Vec<Generated>) -> Result<Vec<Box<dyn Made>>, PipelineError> {
+    fn finish(
+        &mut self,
+        order: &Order,
+        work: Prepared,
+        videos: Vec<Generated>,
+    ) -> Result<Vec<Box<dyn Made>>, PipelineError> {
         let Session { runner, versions, .. } = &self.session;
         let model = runner.model.identity()?;
         let hashes = inputs(&work.configs[0])?;
         let took = work.started.elapsed();
-        let of = |((config, job), generated): ((Config, Job), Generated)| {
+        let of = |(((config, job), generated), accepted): (((Config, Job), Generated), &Arc<Accepted>)| {
+            let mut sidecar = sidecar(&config, &job, &model, &hashes, runner, versions);
+            if let Some(trace) = &accepted.traceparent {
+                sidecar["traceparent"] = trace.as_str().into();
+            }
             let written = Written {
                 path: std::path::PathBuf::new(),
                 replace: true,
                 keeps: false,
                 report: RunReport::of(&generated, &runner.executor, took),
-                sidecar: Some(sidecar(&config, &job, &model, &hashes, runner, versions)),
+                sidecar: Some(sidecar),
                 job,
                 generated,
             };
             Box::new(ModelMade::new(written, config, work.warnings.clone())) as Box<dyn Made>
         };
-        Ok(work.configs.into_iter().zip(work.jobs).zip(videos).map(of).collect())
+        Ok(work.configs.into_iter().zip(work.jobs).zip(videos).zip(&order.jobs).map(of).collect())
     }
 
     fn run_order(&mut self, order: &Order, chunk: usize, watch: Watch) -> Result<Vec<Box<dyn Made>>, Ended> {
-        self.session.runner.executor.reset_set_up_time();
+        self.counts.begin(&mut self.session.runner.executor);
         let (mut stopped, together) = (None, self.together.clone());
         let mut tell = |stage: JobPhase| match together.decide(watch(Moment { stage, step: 0, steps: 1 })) {
             ControlFlow::Continue(()) => Ok(()),
@@ -278,7 +294,7 @@ impl ModelDevice {
         self.shapes.used(&work.shape, self.session.runner.executor.used());
         let videos = videos?;
         self.shapes.took(&work.shape, work.rows, &videos);
-        Ok(self.finish(work, videos)?)
+        Ok(self.finish(order, work, videos)?)
     }
 
     /// Runs an order by calls of so many steps, as all processes do.
@@ -354,6 +370,10 @@ impl Device for ModelDevice {
             self.forget(shape);
         }
     }
+
+    fn figures(&mut self) -> Figures {
+        self.counts.take(&mut self.session.runner.executor)
+    }
 }
 
 impl Drop for ModelDevice {
@@ -383,7 +403,7 @@ impl ModelDevice {
 
     /// Runs an order by one step a pass, of which nothing is kept.
     fn run_once(&mut self, order: &Order) -> Result<(), RunError> {
-        self.session.runner.executor.reset_set_up_time();
+        self.counts.begin(&mut self.session.runner.executor);
         let mut work = self.prepare(order, &mut |_| Ok(())).map_err(Ended::from)?;
         match self.make(order, &mut work, true, &mut |_| ControlFlow::Continue(())) {
             // What one step paints may be anything.

@@ -32,7 +32,9 @@ pub(super) fn stored(jobs: &Folder, path: &Path, name: &str) -> Result<(Stored, 
     }
     let record = json(&folder, RECORD)?.unwrap_or_else(Record::queued);
     let order = json(&folder, ORDER).unwrap_or_default().unwrap_or_default();
-    let produced = (record.state == State::InProgress).then(|| produced(&folder, &path.join(name))).flatten();
+    let produced =
+        (record.state == State::InProgress).then(|| produced(&folder, &path.join(name), accepted.config.output.audio));
+    let produced = produced.flatten();
     let bytes = folder.bytes();
     Ok((Stored { accepted, record, order, has_steps: folder.has_file(STEPS), produced }, bytes))
 }
@@ -54,8 +56,9 @@ fn json<T: DeserializeOwned>(folder: &Folder, name: &str) -> Result<Option<T>, S
 }
 
 /// The video that was made, where every file of it is there: each has its name only once it is whole.
-fn produced(folder: &Folder, path: &Path) -> Option<Produced> {
-    if !Variant::each().all(|variant| folder.has_file(variant.file())) {
+fn produced(folder: &Folder, path: &Path, has_audio: bool) -> Option<Produced> {
+    let has = |variant: Variant| folder.has_file(variant.file()) || (variant == Variant::Audio && !has_audio);
+    if !Variant::each().all(has) {
         return None;
     }
     let sidecar: Value = json(folder, Variant::Sidecar.file()).ok().flatten()?;

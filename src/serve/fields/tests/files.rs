@@ -9,7 +9,7 @@ use super::{Server, at};
 use crate::config::{ExtendAt, Pipeline};
 use crate::media::{Audio, EncoderChoice, Frames, Mp4Options, WavFormat, read_image, write_mp4, write_wav};
 use crate::serve::error::ApiError;
-use crate::serve::fields::{Endpoint, Source, source_video};
+use crate::serve::fields::{Endpoint, Shape, Source, source_video};
 use crate::serve::form::{Form, tests as forms};
 use crate::serve::job::Accepted;
 
@@ -285,4 +285,28 @@ fn references_are_kept_with_their_masks() {
         accepted.inputs.contains(&video.path)
             && accepted.inputs.contains(video.attention_mask.as_ref().expect("a mask"))
     );
+}
+
+/// Pipelines that start from files are warmed with made-up ones of the shape's size.
+#[test]
+fn every_pipeline_of_a_video_can_be_warmed() {
+    let set = [
+        "serve.pipelines=[audio_to_video, retake, extend, ic_lora, keyframes]",
+        "model.loras=[{path: tests/fixtures/lora/ic_tiny_a.safetensors}]",
+    ];
+    let server = Server::new("nano", &set);
+    for (pipeline, files) in [
+        (Pipeline::TextToVideo, 0),
+        (Pipeline::ImageToVideo, 1),
+        (Pipeline::Keyframes, 1),
+        (Pipeline::AudioToVideo, 1),
+        (Pipeline::Retake, 1),
+        (Pipeline::Extend, 1),
+        (Pipeline::IcLora, 1),
+    ] {
+        let shape = Shape { width: 128, height: 128, num_frames: 25, pipeline };
+        let accepted = server.fields.warm(&shape).unwrap_or_else(|error| panic!("{shape}: {error}"));
+        assert_eq!(Shape::of(&accepted.config), Some(shape));
+        assert_eq!(accepted.inputs.len(), files, "{shape}");
+    }
 }

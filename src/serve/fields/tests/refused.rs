@@ -129,7 +129,7 @@ fn fields_that_cannot_be_used_are_named() {
         (json!({"ltx2": {"sampler": {"stepz": 5}}}), "unknown_field", "ltx2.sampler.stepz"),
         (json!({"ltx2": {"smapler": {}}}), "unknown_field", "ltx2.smapler"),
         (json!({"ltx2": {"sampler": {"steps": "many"}}}), "invalid_value", "ltx2.sampler.steps"),
-        (json!({"ltx2": {"sampler": {"steps": 200}}}), "invalid_value", "num_inference_steps"),
+        (json!({"ltx2": {"sampler": {"steps": 200}}}), "invalid_value", "ltx2.sampler.steps"),
         (json!({"ltx2": {"request": {"width": 100}}}), "invalid_size", "ltx2.request.width"),
         (json!({"ltx2": {"model": {"path": "/x"}}}), "parameter_not_allowed", "ltx2.model"),
         (json!({"ltx2": {"runtime": {"platform": "/x.so"}}}), "parameter_not_allowed", "ltx2.runtime"),
@@ -205,6 +205,23 @@ fn the_server_has_limits_of_its_own() {
     assert_eq!(of(&["serve.max_frames=25"], json!({"num_frames": 33})), refused("too_large", "num_frames"));
     assert_eq!(of(&["serve.max_tokens=40"], json!({"size": "128x96"})), refused("too_large", "size"));
     assert_eq!(of(&["serve.max_steps=10"], json!({"steps": 11})), refused("invalid_value", "steps"));
+    for (body, param) in [
+        (json!({"sigmas": [1, 0.8, 0.6, 0.4, 0]}), "sigmas"),
+        (json!({"ltx2": {"sampler": {"sigmas": [1, 0.8, 0.6, 0.4, 0]}}}), "ltx2.sampler.sigmas"),
+        (json!({"stage_2_sigmas": [0.9, 0.8, 0.6, 0.4, 0]}), "stage_2_sigmas"),
+        (json!({"ltx2": {"dfr": {"sigmas": [0.9, 0.8, 0.6, 0.4, 0]}}}), "ltx2.dfr.sigmas"),
+        (json!({"ltx2": {"sampler": {"steps": 4}}}), "ltx2.sampler.steps"),
+    ] {
+        assert_eq!(of(&["serve.max_steps=3"], body.clone()), refused("invalid_value", param), "{body}");
+    }
+    // Each round of dfr doubles the frames.
+    let dfr = Server::new("ltx2_5_dfr", &["serve.max_frames=10000", "serve.max_tokens=40000"]);
+    let rounds = |rounds: usize| {
+        let tree = json!({"dfr": {"temporal_rounds": rounds}});
+        dfr.bad(&json!({"seed": 1, "size": "768x512", "num_frames": 121, "ltx2": tree}))
+    };
+    let error = (400, "too_large", Some("size".to_string()));
+    assert_eq!((rounds(2), rounds(0).1), (error, ""));
     assert_eq!(of(&["serve.max_images=0"], json!({"images": ["AAAA"]})), refused("invalid_value", "images"));
     let warm = ["serve.only_warm=true", "serve.warm=[128x96x25, 64x64x9]"];
     assert_eq!(of(&warm, json!({"num_frames": 9})), refused("shape_not_warm", "size"));

@@ -3,11 +3,12 @@
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use super::Server;
+use super::{Server, at};
 use crate::config::Pipeline;
 use crate::serve::fields::Endpoint;
 use crate::serve::fields::table::FIELDS;
 use crate::serve::form::Form;
+use crate::serve::job::Accepted;
 
 #[test]
 fn requests_of_one_batch_differ_in_prompt_and_seed() {
@@ -95,9 +96,12 @@ fn models_and_sizes_have_names() {
     let accepted = large.good(&json!({"seed": 1, "size": "1280x720"}));
     assert_eq!((accepted.config.request.width, accepted.config.request.height), (1280, 704));
     assert_eq!(accepted.warnings, ["size 1280x720 is an alias of 1280x704"]);
-    let none = Server::new("nano", &["serve.size_aliases={}", "serve.max_tokens=100000"]);
-    // An empty map lays nothing over the default: aliases are taken away one by one.
-    assert!(none.fields.card().size_aliases.len() <= 2);
+    // A map lies over the default one: aliases are taken away one by one.
+    let set = ["serve.size_aliases={1280x720: null, 720x1280: null, small: 64x64}", "serve.max_tokens=100000"];
+    let other = Server::new("nano", &set);
+    assert_eq!(other.fields.card().size_aliases, [("small".to_string(), "64x64".to_string())].into());
+    assert_eq!(other.bad(&json!({"size": "1280x720"})).1, "invalid_size");
+    assert_eq!(other.good(&json!({"seed": 1, "size": "small"})).config.request.width, 64);
     let frames = server.good(&json!({"seed": 1, "num_frames": 33, "seconds": 2}));
     assert_eq!(frames.warnings, ["num_frames was taken, seconds was not"]);
 }
@@ -141,6 +145,133 @@ fn only_the_request_says_the_prompt() {
     let empty = server.json(&json!({"prompt": "a", "negative_prompt": ""})).expect("an empty one");
     assert_eq!(empty.config.request.negative_prompt, "");
     assert_eq!((accepted.owner.as_str(), accepted.config.serve == Default::default()), ("me", true));
+}
+
+/// A key of the YAML gives way to a field, which is said.
+#[test]
+fn a_contradiction_within_a_request_is_told() {
+    let server = Server::new("nano", &[]);
+    for (body, key, wanted, warnings) in [
+        (
+            json!({"steps": 8, "ltx2": {"sampler": {"steps": 9}}}),
+            "sampler.steps",
+            json!(8),
+            &["steps was taken, ltx2.sampler.steps was not"][..],
+        ),
+        (json!({"steps": 8, "ltx2": {"sampler": {"steps": 8}}}), "sampler.steps", json!(8), &[]),
+        (
+            json!({"guidance_scale": 5, "ltx2": {"guidance": {"video": {"cfg": 3}, "audio": {"cfg": 5}}}}),
+            "guidance.video.cfg",
+            json!(5.0),
+            &["guidance_scale was taken, ltx2.guidance.video.cfg was not"],
+        ),
+        (
+            json!({"size": "64x96", "ltx2": {"request": {"width": 64, "height": 64}}}),
+            "request.height",
+            json!(96),
+            &["size was taken, ltx2.request.height was not"],
+        ),
+        (
+            json!({"seconds": 1, "ltx2": {"request": {"num_frames": 9}}}),
+            "request.num_frames",
+            json!(25),
+            &["seconds was taken, ltx2.request.num_frames was not"],
+        ),
+        // The stream's own is the narrower word: no contradiction.
+        (json!({"guidance_scale": 5, "video_cfg_scale": 3}), "guidance.video.cfg", json!(3.0), &[]),
+    ] {
+        let mut body = body;
+        body["seed"] = 1.into();
+        let accepted = server.good(&body);
+        assert_eq!(at(&accepted, key), wanted, "{body}");
+        assert_eq!(accepted.warnings, warnings, "{body}");
+    }
+}
+
+/// What a remix says holds, in whatever way its source said something else; the rest stays, over several remixes.
+#[test]
+fn a_remix_wins_over_its_source_however_either_was_written() {
+    let server = Server::new("nano", &["serve.max_tokens=100000"]);
+    let remix = |source: &Accepted, body: &Value| {
+        let mut body = body.clone();
+        body["prompt"] = "b".into();
+        let form = Form::json(body.to_string().as_bytes()).expect("JSON");
+        server.accept(form, Endpoint::Remix(source)).unwrap_or_else(|error| panic!("{body}: {error}"))
+    };
+    for (source, body, want) in [
+        (
+            json!({"video_cfg_scale": 3, "audio_cfg_scale": 2}),
+            json!({"guidance_scale": 5}),
+            json!({"guidance.video.cfg": 5.0, "guidance.audio.cfg": 5.0}),
+        ),
+        (
+            json!({"guidance_scale": 5}),
+            json!({"ltx2": {"guidance": {"video": {"cfg": 3}}}}),
+            json!({"guidance.video.cfg": 3.0, "guidance.audio.cfg": 5.0}),
+        ),
+        (
+            json!({"guidance_scale": 5, "audio_cfg_scale": 4}),
+            json!({"video_cfg_scale": 3}),
+            json!({"guidance.video.cfg": 3.0, "guidance.audio.cfg": 4.0}),
+        ),
+        (json!({"steps": 8}), json!({"ltx2": {"sampler": {"steps": 5}}}), json!({"sampler.steps": 5})),
+        (json!({"ltx2": {"sampler": {"steps": 5}}}), json!({"steps": 8}), json!({"sampler.steps": 8})),
+        (json!({"sigmas": [1, 0.5]}), json!({"ltx2": {"sampler": {"steps": 5}}}), json!({"sampler.steps": 5})),
+        (json!({"seconds": 1}), json!({"ltx2": {"request": {"num_frames": 9}}}), json!({"request.num_frames": 9})),
+        (json!({"ltx2": {"request": {"num_frames": 9}}}), json!({"seconds": 1}), json!({"request.num_frames": 25})),
+        (json!({"seed": 4}), json!({"ltx2": {"request": {"seed": 5}}}), json!({"request.seed": 5})),
+        (json!({"size": "1280x720"}), json!({"width": 64}), json!({"request.width": 64, "request.height": 704})),
+        (
+            json!({"size": "64x96"}),
+            json!({"ltx2": {"request": {"height": 64}}}),
+            json!({"request.width": 64, "request.height": 64}),
+        ),
+        (
+            json!({"ltx2": {"request": {"height": 64}}}),
+            json!({"size": "96x96"}),
+            json!({"request.width": 96, "request.height": 96}),
+        ),
+        (
+            json!({"video_stg_blocks": [1], "stg_scale": 1}),
+            json!({"stg_blocks": [2]}),
+            json!({"guidance.stg_blocks": [2], "guidance.video.stg_blocks": null, "guidance.video.stg": 1.0}),
+        ),
+        (
+            json!({"negative_prompt": "blur"}),
+            json!({"ltx2": {"request": {"negative_prompt": "rain"}}}),
+            json!({"request.negative_prompt": "rain"}),
+        ),
+        (
+            json!({"ltx2": {"two_stage": {"audio": "stage_1"}, "sampler": {"kind": "res_2s"}}}),
+            json!({"ltx2": {"reference": "official"}}),
+            json!({"two_stage.audio": "official", "sampler.kind": "res_2s"}),
+        ),
+    ] {
+        let mut first = source.clone();
+        first["seed"] = first.get("seed").cloned().unwrap_or(json!(7));
+        let first = server
+            .json(&{
+                let mut body = first;
+                body["prompt"] = "a".into();
+                body
+            })
+            .expect("a source");
+        let second = remix(&first, &body);
+        // What has nothing to do with it stays as the first remix has it.
+        let third = remix(&second, &json!({"fps": 12}));
+        for made in [&second, &third] {
+            for (key, value) in want.as_object().expect("keys") {
+                assert_eq!(at(made, key), *value, "{source} {body}: {key}");
+            }
+            assert_eq!(
+                made.warnings.iter().filter(|text| text.contains("was taken")).count(),
+                0,
+                "{:?}",
+                made.warnings
+            );
+            assert_eq!(made.prompt(), "b");
+        }
+    }
 }
 
 /// Values of any kind.

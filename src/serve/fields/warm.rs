@@ -1,0 +1,67 @@
+//! Files that a warm shape's pipeline starts from, made up: grey frames and silence of its size.
+
+use std::path::Path;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use ndarray::{Array2, Array4};
+use serde_json::{Map, Value, json};
+
+use super::{Fields, Shape};
+use crate::config::Pipeline;
+use crate::media::{self, Audio, Frames, Mp4Options, WavFormat};
+
+/// Frames of a video that an extension is made beside, as a rule.
+const OVERLAP: usize = 25;
+/// Samples a second of silence.
+const RATE: u32 = 48_000;
+
+impl Fields {
+    /// The fields of a shape's warm-up beside its prompt and seed.
+    pub(super) fn warm_fields(&self, shape: &Shape) -> media::Result<Map<String, Value>> {
+        let &Shape { width, height, num_frames, pipeline } = shape;
+        let fps = self.loaded.config.request.frame_rate;
+        let silence = |frames: usize| {
+            let samples = (frames as f64 / fps * f64::from(RATE)).ceil() as usize;
+            Audio::new(Array2::zeros((2, samples.max(1))), RATE)
+        };
+        let video = |frames: usize| {
+            let grey = Frames::new(Array4::from_elem((frames, height, width, 3), 128))?;
+            let sound = silence(frames)?;
+            written("mp4", |path| media::write_mp4(path, &grey, fps, Some(&sound), &Mp4Options::default()).map(drop))
+        };
+        let size = json!({"width": width, "height": height, "num_frames": num_frames});
+        // Of a given video size and frames are its own.
+        let (size, files) = match pipeline {
+            Pipeline::ImageToVideo | Pipeline::Keyframes => {
+                let grey = media::png_bytes(&[128; 3 * 32 * 32], 32, 32).unwrap_or_default();
+                (size, json!({"input_reference": STANDARD.encode(grey)}))
+            }
+            Pipeline::AudioToVideo => {
+                let sound = silence(num_frames)?;
+                let wav = written("wav", |path| media::write_wav(path, &sound, WavFormat::Pcm16))?;
+                (size, json!({"input_audio": wav}))
+            }
+            Pipeline::IcLora => (size, json!({"reference_videos": [{"data": video(num_frames)?}]})),
+            Pipeline::Retake => (json!({}), json!({"input_video": video(num_frames)?, "start": 0})),
+            Pipeline::VideoToAudio => (json!({}), json!({"input_video": video(num_frames)?})),
+            Pipeline::Extend => {
+                // What an extension is made beside, and what it adds.
+                let overlap = [OVERLAP, 9].into_iter().find(|overlap| overlap + 8 <= num_frames).unwrap_or(9);
+                let seconds = num_frames.saturating_sub(overlap).max(8) as f64 / fps;
+                (json!({}), json!({"input_video": video(overlap)?, "seconds": seconds, "overlap": overlap}))
+            }
+            _ => (size, json!({})),
+        };
+        Ok([size, files].iter().filter_map(Value::as_object).flatten().map(|(k, v)| (k.clone(), v.clone())).collect())
+    }
+}
+
+/// A file as base64.
+fn written(kind: &str, write: impl FnOnce(&Path) -> media::Result<()>) -> media::Result<String> {
+    let io = |source| media::Error::Io { action: "write", path: "a file of the warm-up".into(), source };
+    let folder = tempfile::tempdir().map_err(io)?;
+    let path = folder.path().join(format!("warm.{kind}"));
+    write(&path)?;
+    Ok(STANDARD.encode(std::fs::read(&path).map_err(io)?))
+}

@@ -1,0 +1,62 @@
+//! Figures of the device for those who watch the server.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use super::super::device::Figures;
+use crate::pipeline::executor::Executor;
+use crate::pipeline::report::peak_memory;
+use crate::runtime::ExecutableOrigin;
+
+/// What has happened since figures were last taken.
+#[derive(Debug, Default)]
+pub(super) struct Counts {
+    compiled: u64,
+    cached: u64,
+    pub(super) lora_switches: Vec<Duration>,
+    pub(super) checkpoints: Arc<AtomicU64>,
+}
+
+impl Counts {
+    /// Counts the programs that were made ready, and has the executor count anew.
+    pub(super) fn begin(&mut self, executor: &mut Executor) {
+        for program in executor.made() {
+            match program.origin() {
+                ExecutableOrigin::Compiled => self.compiled += 1,
+                ExecutableOrigin::CacheHit => self.cached += 1,
+            }
+        }
+        executor.reset_set_up_time();
+    }
+
+    /// All figures, which then begin anew.
+    pub(super) fn take(&mut self, executor: &mut Executor) -> Figures {
+        self.begin(executor);
+        Figures {
+            programs: executor.program_count(),
+            compiled: std::mem::take(&mut self.compiled),
+            cached: std::mem::take(&mut self.cached),
+            checkpoints: self.checkpoints.swap(0, Ordering::Relaxed),
+            lora_switches: std::mem::take(&mut self.lora_switches),
+            memory: memory(executor),
+        }
+    }
+}
+
+/// Memory of this process's devices; of the process, where they have none to ask for.
+fn memory(executor: &Executor) -> Vec<(String, &'static str, u64)> {
+    let mut found = Vec::new();
+    for (place, device) in executor.engine().own_devices().iter().enumerate() {
+        let Ok(memory) = device.memory() else { continue };
+        let kinds = [("in_use", Some(memory.in_use)), ("peak", memory.peak), ("limit", memory.limit)];
+        for (kind, bytes) in kinds {
+            let bytes = bytes.and_then(|bytes| u64::try_from(bytes).ok());
+            found.extend(bytes.map(|bytes| (place.to_string(), kind, bytes)));
+        }
+    }
+    if found.is_empty() {
+        found.extend(peak_memory(executor).map(|bytes| ("host".to_string(), "peak", bytes)));
+    }
+    found
+}

@@ -1,0 +1,148 @@
+//! Places in the queue: how many there are, when a request has one, and requests that need none.
+
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use ltx2::config::Serve;
+use ltx2::serve::job::State;
+use ltx2::serve::jobs::Caller;
+use serde_json::{Value, json};
+
+use crate::scripted::{Server, anyone, quick_folder, until};
+use crate::site::{Answer, Client, Site, body};
+use crate::support::needs;
+
+/// Without a key the queue is all that is bounded; with one, a key's part of it, too.
+#[needs(nothing)]
+fn the_default_queue_takes_64_and_half_of_them_of_one_key() {
+    let state = quick_folder();
+    let mut settings = Serve::default();
+    settings.min_free.0 = 0;
+    let server = Server::start(state.path(), settings);
+    let running = server.send("fault=hang");
+    server.until("it to run", |jobs| jobs.get(&anyone(), &running).expect("it").record.state == State::InProgress);
+    (0..32).for_each(|n| drop(server.send(&format!("owner=ann n={n}"))));
+    let ann = Caller { name: "ann".into(), sees_all: false };
+    assert_eq!(server.jobs.admit(&ann).err().expect("no 33rd of one key").code, "key_queue_full");
+    assert_eq!(server.jobs.check_place(&ann).expect_err("nor its body").code, "key_queue_full");
+    let waiting: Vec<_> = (0..32).map(|n| server.send(&format!("n={n}"))).collect();
+    let refused = server.jobs.admit(&anyone()).err().expect("no 65th");
+    assert_eq!((refused.status, refused.code), (429, "queue_full"));
+    // As many of no key at all.
+    (0..32).for_each(|n| drop(server.jobs.cancel(&anyone(), &waiting[n]).expect("cancelled")));
+    let ids: Vec<_> = server.jobs.queue(&anyone()).1.iter().map(|job| job.accepted.id.clone()).collect();
+    ids.iter().for_each(|id| drop(server.jobs.cancel(&anyone(), id).expect("cancelled")));
+    (0..64).for_each(|n| drop(server.send(&format!("again={n}"))));
+    assert_eq!(server.jobs.admit(&anyone()).err().expect("no 65th").code, "queue_full");
+    server.log.released.store(true, std::sync::atomic::Ordering::Release);
+    server.until("an empty queue", |jobs| jobs.queue(&anyone()).1.is_empty());
+    server.stop().expect("drained");
+}
+
+/// Bodies that do not come hold no place, neither in the queue nor among those that are read.
+#[needs(nothing)]
+fn creates_go_on_beside_slow_bodies() {
+    let site = Site::new(&["queue=4"]);
+    let mut held = Vec::new();
+    for length in [1000, 100_000].repeat(20) {
+        let mut client = site.client();
+        client.head("POST", "/v1/videos", &[("content-type", "application/json")], Some(length)).expect("sent");
+        client.stream().write_all(b"{\"prompt\":").expect("sent");
+        held.push(client);
+    }
+    // Those heads are read before the next ones.
+    until("their connections", || site.get("/metrics").text().contains("ltx2_http_connections 41\n"));
+    let since = Instant::now();
+    let short = site.create("steps=1");
+    let long = json!({"prompt": "steps=1", "size": "64x64", "num_frames": 9, "metadata": {"a": "b"}}).to_string();
+    let long = long + &" ".repeat(200 << 10);
+    let kind = [("content-type", "application/json")];
+    let answer = site.client().roundtrip("POST", "/v1/videos", &kind, Some(long.as_bytes())).expect("an answer");
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    assert!(since.elapsed() < Duration::from_secs(5), "{:?}", since.elapsed());
+    site.wait(&short);
+    // A full queue is still told before the body.
+    let running = site.create("steps=100000 ms=10");
+    until("it to run", || site.get("/v1/queue").json()["running"] == json!([running]));
+    (0..4).for_each(|n| drop(site.create(&format!("n={n}"))));
+    let mut client = site.client();
+    let waits = [("content-type", "application/json"), ("expect", "100-continue")];
+    client.head("POST", "/v1/videos", &waits, Some(100_000)).expect("sent");
+    let refused = client.answer(false).expect("an answer without a body");
+    assert_eq!((refused.error().0, refused.error().1.as_str()), (429, "queue_full"));
+    drop(held);
+    site.end();
+}
+
+fn keyed(site: &Site, key: &str, path: &str, body: &Value) -> Answer {
+    Client::to(site.address).with("idempotency-key", key).send("POST", path, Some(body))
+}
+
+/// A key is of one endpoint and one source, and what it stands for is answered however full the server is.
+#[needs(nothing)]
+fn a_replay_needs_no_place_and_is_of_its_endpoint_and_source() {
+    let site = Site::new(&["queue=1"]);
+    let sources = [1, 2].map(|n| {
+        let id = site.create(&format!("steps=1 n={n}"));
+        site.wait(&id);
+        id
+    });
+    let remix = |n: usize| format!("/v1/videos/{}/remix", sources[n]);
+    let of = |answer: &Answer| answer.json()["id"].as_str().expect("an id").to_string();
+    let new = json!({"prompt": "steps=1 again"});
+    let first = of(&keyed(&site, "k", &remix(0), &new));
+    site.wait(&first);
+    assert_eq!(of(&keyed(&site, "k", &remix(0), &new)), first);
+    assert_eq!(keyed(&site, "k", &remix(1), &new).error().1, "idempotency_conflict");
+    let create = body("steps=1 once");
+    let made = of(&keyed(&site, "c", "/v1/videos", &create));
+    site.wait(&made);
+    assert_eq!(keyed(&site, "c", "/v1/videos/sync", &create).error().1, "idempotency_conflict");
+    // The queue is full, then the server ends.
+    let running = site.create("steps=100000 ms=10");
+    until("it to run", || site.get("/v1/queue").json()["running"] == json!([running]));
+    site.create("waits");
+    assert_eq!(keyed(&site, "other", "/v1/videos", &create).error().1, "queue_full");
+    assert_eq!(of(&keyed(&site, "c", "/v1/videos", &create)), made);
+    assert_eq!(keyed(&site, "c", "/v1/videos", &body("steps=1 other")).error().1, "idempotency_conflict");
+    site.server.drain();
+    assert_eq!(keyed(&site, "other", "/v1/videos", &create).error().1, "draining");
+    assert_eq!(of(&keyed(&site, "c", "/v1/videos", &create)), made);
+    assert_eq!(of(&keyed(&site, "k", &remix(0), &new)), first);
+    site.end();
+}
+
+/// Whoever waits for a video is told what failed: the request's own mistakes as such.
+#[needs(nothing)]
+fn a_client_that_waits_is_told_what_was_wrong() {
+    let site = Site::new(&[]);
+    for (fault, status, code, param, kind) in [
+        ("given", 400, "invalid_video", Some("input_video"), "invalid_request_error"),
+        ("large", 400, "too_large", Some("size"), "invalid_request_error"),
+        ("not_finite", 500, "not_finite", None, "server_error"),
+    ] {
+        let answer = site.send("POST", "/v1/videos/sync", Some(&body(&format!("fault={fault}"))));
+        assert_eq!(answer.error(), (status, code.to_string(), param.map(String::from)), "{fault}");
+        assert_eq!(answer.header("x-should-retry"), Some("false"));
+        let id = site.create(&format!("fault={fault}"));
+        let error = &site.wait(&id)["error"];
+        assert_eq!((&error["code"], &error["param"], &error["type"]), (&json!(code), &json!(param), &json!(kind)));
+        assert_eq!(error["message"], answer.json()["error"]["message"]);
+    }
+    site.end();
+}
+
+/// A finisher that is gone while the device hangs does not keep the server from ending.
+#[needs(nothing)]
+fn an_end_is_in_time_whatever_hangs() {
+    let site = Site::new(&["drain_timeout=300ms"]);
+    let bad = site.create("write=panic write_ms=200");
+    let hangs = site.create("fault=hang");
+    assert_eq!(site.wait(&bad)["error"]["code"], "internal");
+    until("the failure", || site.server.has_failed());
+    assert_eq!(site.get(&format!("/v1/videos/{hangs}")).json()["status"], "in_progress");
+    let (since, log) = (Instant::now(), std::sync::Arc::clone(&site.log));
+    assert_eq!(site.end(), 130);
+    assert!(since.elapsed() < Duration::from_secs(5), "{:?}", since.elapsed());
+    log.released.store(true, std::sync::atomic::Ordering::Release);
+}
