@@ -68,27 +68,37 @@ fn the_sound_stays_and_goes_with_the_video() {
     assert_eq!(one, same);
 }
 
-#[needs(cpu, full)]
-fn every_layout_gives_what_one_device_gives() {
+fn sharded(model: &str, layouts: &[(&str, &str)]) {
     let client = cpu(8);
-    let (all, runner) = cases_of(&client, "official", "tiny_a");
+    let (all, runner) = cases_of(&client, "official", model);
     let case = case(all);
     let request = request(&case, &runner.model);
     drop(runner);
     let run = |how| generate(&mut open_with(&client, &case, how), &request, &dumping(None));
     let whole = run(plain(DType::F32));
-    for (layout, mesh) in [
-        ("cfg", "cfg=4"),
-        ("fsdp-ulysses", "cfg=4,context=2"),
-        ("tensor", "cfg=2,context=2,tensor=2"),
-        ("ring", "context=2"),
-    ] {
+    for (layout, mesh) in layouts {
         let got = run(build(layout, mesh, 8));
         for name in ["latents.video", "latents.audio", "video"] {
             let distance = relative_l2(dumped(&got, name), dumped(&whole, name));
-            eprintln!("{layout} {mesh} {name}: {distance:.1e}");
+            eprintln!("{model} {layout} {mesh} {name}: {distance:.1e}");
             assert!(distance <= limit(layout), "{layout} {mesh} {name}: {distance:e}");
         }
         assert_eq!(got.audio, whole.audio);
     }
+}
+
+#[needs(cpu, full)]
+fn every_layout_gives_what_one_device_gives() {
+    let layouts = [
+        ("cfg", "cfg=4"),
+        ("fsdp-ulysses", "cfg=4,context=2"),
+        ("tensor", "cfg=2,context=2,tensor=2"),
+        ("ring", "context=2"),
+    ];
+    sharded("tiny_a", &layouts);
+}
+
+#[needs(cpu, full)]
+fn layouts_of_2_3_give_what_one_device_gives() {
+    sharded("tiny_2_3", &[("cfg-ulysses", "cfg=2,context=2"), ("tensor", "cfg=2,tensor=2"), ("ring", "context=2")]);
 }
