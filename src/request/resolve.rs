@@ -344,14 +344,15 @@ mod tests {
         // A block that no branch perturbs is no fault.
         assert_eq!(official(&["guidance.stg_blocks=[29]"]), [none(), none()]);
         // Of what is given: a stream that a retake leaves as it is, none that is all of the video.
-        let given = |set: &[&str]| {
-            let config = config(&[&["guidance={stg_blocks: [2], video: {stg: 1}, audio: {stg: 1}}"], set].concat());
+        let given = |pipeline, retake| {
+            let mut config = config(&["guidance={stg_blocks: [2], video: {stg: 1}, audio: {stg: 1}}"]);
+            (config.pipeline, config.request.retake) = (pipeline, retake);
             let blocks = stg_blocks(&config, &c, &perturbing_scales(&config, roles(&config))).expect("legal");
             [blocks.video, blocks.audio]
         };
-        let span = "request.retake={start: 0.5, end: 0.7, audio: false}";
-        assert_eq!(given(&["pipeline=retake", span]), [vec![2], vec![2]]);
-        assert_eq!(given(&["pipeline=video_to_audio"]), [none(), vec![2]]);
+        let span = config::Retake { start: 0.5, end: None, video: true, audio: false };
+        assert_eq!(given(Pipeline::Retake, Some(span)), [vec![2], vec![2]]);
+        assert_eq!(given(Pipeline::VideoToAudio, None), [none(), vec![2]]);
         let fault = |set: &[&str]| blocks(&c, set).expect_err("no such block").to_string();
         let wrong = fault(&["guidance.stg_blocks=[29]", "guidance.video.stg=1"]);
         assert_eq!(wrong, "guidance.stg_blocks: 29 is not a block of this model, which has 4");
