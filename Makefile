@@ -240,3 +240,4 @@ fixtures:
 	.venv/bin/pip install -q --no-deps -r scripts/oracle/requirements-official.txt
 	.venv/bin/python scripts/oracle/make_fixtures.py
 	.venv/bin/python scripts/oracle/cases_official.py
+	.venv/bin/python scripts/oracle/cases_given_video.py

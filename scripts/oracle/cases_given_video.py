@@ -1,26 +1,42 @@
 #!/usr/bin/env python3
-"""Fixtures of passes that start from a given video, by the wheels 1.0.0: `cases_given_video.py`. Latents after every step.
+"""Fixtures of passes that start from a given video, and of sound alone: latents after every step, masks, and of some frames and samples.
 
-States, masks, noiser, networks, guider and loop are Lightricks'. Ours are the text contexts and video latents (diffusers'
-connectors and video VAE), and the masks of what they have no pipeline for: sound that a clip goes on behind.
+    cases_given_video.py --official FOLDER     of a checkout of Lightricks/LTX-2, package 1.2.0: `given_video`
+    cases_given_video.py                       of the wheels 1.0.0: `given_video_1_0`
+
+`retake*` are their `RetakePipeline` and `text_to_audio` is their `T2AOneStagePipeline` (1.2.0 alone has one), whole. They have no pipeline
+for the others, which are assembled of that `RetakePipeline`'s parts: encoders, states, conditionings, noiser, guiders, transformer and
+loop are theirs; the masks of sound that a clip goes on behind, or leads up to, are ours. The files' `assembled` says which.
 """
 
+import argparse
+import dataclasses
 import importlib
+import math
 import shutil
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
+from unittest.mock import patch
 
 import official_pipelines
 import torch
 
-import models
+from cases_decoders import thin
 from cases_official import UPSAMPLERS, Model, keys, request, scales
 from common import CASES, fix_numerics, show, write_case
 
 _FRAMES, _HEIGHT, _WIDTH, _RATE, _SAMPLES = 17, 64, 96, 24.0, 11333
-_OVERLAP = 9
-_CFG = {"video": scales(cfg=4.0), "audio": scales(cfg=3.0)}
-_SOUND_ONLY = {"video": scales(), "audio": scales(cfg=3.0)}
+_STRIDES = {"video": (1, 4, 1, 17, 17), "audio": (1, 1, 37)}
+# The presets' own, of blocks that the fixture models have.
+_FULL = {
+    "video": scales(cfg=3.0, stg=1.0, modality=3.0, rescale=0.7, stg_blocks=[1]),
+    "audio": scales(cfg=7.0, stg=1.0, modality=3.0, rescale=0.7, stg_blocks=[1]),
+}
+# The video of sound that is made to it is guided by nothing, as the sound of a video that is made to it is by them.
+_SOUND_ONLY = {"video": scales(), "audio": _FULL["audio"]}
+# Without video there is no pass without it.
+_ALONE = {"video": scales(), "audio": {**_FULL["audio"], "modality": 1.0}}
 
 
 def frames():
@@ -35,192 +51,260 @@ def samples():
     return (((n * 7919 + c * 104729) % 2001 - 1000).float() / 4000)[None]
 
 
+def pixels(of=slice(None)):
+    """The frames as they go into the video encoder."""
+    return frames()[of].permute(3, 0, 1, 2)[None].float() / 127.5 - 1
+
+
 class Sound:
     """A mask of audio tokens that lie wholly within a span of seconds, whose latents stay."""
 
-    def __init__(self, end):
-        self.end = end
+    def __init__(self, start, end):
+        self.start, self.end = start, end
 
     def apply_to(self, latent_state, latent_tools):
         bounds = latent_tools.patchifier.get_patch_grid_bounds(latent_tools.target_shape, device="cpu")[:, 0]
         state = latent_state.clone()
-        state.denoise_mask.copy_((bounds[..., 1] > self.end).float().unsqueeze(-1))
+        kept = (bounds[..., 0] >= self.start) & (bounds[..., 1] <= self.end)
+        state.denoise_mask.copy_((~kept).float().unsqueeze(-1))
         return state
 
 
-class Clip:
-    """The given video as latents, normalised."""
+class Noise(official_pipelines.Noise):
+    """Draws of a pass without video, too."""
 
-    def __init__(self, model):
-        self.model, self.core = model, importlib.import_module("ltx_core.model.audio_vae")
-        official = importlib.import_module("cases_sound")._official
-        self.encoder = official(model.name, models.AUDIO_VAE[model.name]["mel_bins"])
-
-    def video(self, start=0):
-        """Latents of the frames from `start` on."""
-        pixels = frames()[start:].permute(3, 0, 1, 2)[None].float() / 127.5 - 1
-        latents, vae = self.model.vae.encode(pixels).latent_dist.mode(), self.model.vae
-        return (latents - vae.latents_mean.view(1, -1, 1, 1, 1)) / vae.latents_std.view(1, -1, 1, 1, 1)
-
-    def audio(self, start=0):
-        """Latents of the sound from frame `start` on, silence behind it."""
-        skipped = round(start / _RATE * 16000)
-        sound = torch.nn.functional.pad(samples()[..., skipped:], (0, skipped))
-        audio = importlib.import_module("ltx_core.types").Audio
-        return self.core.encode_audio(audio(sound, 16000), self.encoder)
+    def randn(self, *shape, generator, **more):
+        if self.sound is None:
+            return super().randn(*shape, generator=generator, **more)
+        return torch.randn(self.sound, generator=generator).transpose(1, 2).flatten(2)
 
 
-class Pass:
-    """One pass on a fixture model."""
+class Given(official_pipelines.Run):
+    """A request through one of their pipelines, or through parts of `RetakePipeline`."""
 
-    def __init__(self, model, asked):
-        self.helpers = importlib.import_module("ltx_pipelines.utils.helpers")
-        core = importlib.import_module("ltx_core.model.transformer")
-        builder = importlib.import_module("ltx_core.loader.single_gpu_model_builder").SingleGPUModelBuilder
-        network = builder(
-            model_path=str(model.path), model_class_configurator=core.LTXModelConfigurator,
-            model_sd_ops=core.LTXV_MODEL_COMFY_RENAMING_MAP,
-        ).build(device=torch.device("cpu"))
-        self.network = importlib.import_module("ltx_core.model.transformer.model").X0Model(network.eval())
-        types = importlib.import_module("ltx_pipelines.utils.types")
-        self.components = types.PipelineComponents(torch.float32, "cpu")
-        self.components.video_latent_channels = model.channels
-        self.model, self.asked = model, asked
-        self.sizes = model.sizes(asked)[0]
-        self.pixels = importlib.import_module("ltx_core.types").VideoPixelShape(1, _FRAMES, _HEIGHT, _WIDTH, _RATE)
-        self.noise = official_pipelines.Noise([self.sizes])
-        noisers = importlib.import_module("ltx_core.components.noisers")
-        noisers.torch = official_pipelines.Torch(randn=self.noise.randn)
-        self.noiser = noisers.GaussianNoiser(generator=torch.Generator().manual_seed(asked["seed"]))
-        self.stepper = importlib.import_module("ltx_core.components.diffusion_steps").EulerDiffusionStep()
-        scheduler = importlib.import_module("ltx_core.components.schedulers").LTX2Scheduler()
-        self.sigmas = scheduler.execute(steps=asked["steps"]).float()
+    def __init__(self, model, asked, sizes):
+        alone = asked["kind"] == "text_to_audio"
+        pipeline, self.masks, self.frames = ("text_to_audio" if alone else "retake"), {}, asked["num_frames"]
+        super().__init__(model.path, None, {**asked, "pipeline": pipeline}, model.contexts, sizes)
+        self.noise = Noise(sizes)
+        self.noise.sound = sizes[0][1] if alone else None
+        importlib.import_module("ltx_core.components.noisers").torch.randn = self.noise.randn
+        self.types = importlib.import_module("ltx_core.types")
 
-    def states(self, video, audio):
-        """Noised states from latents and conditionings, each a pair."""
-        base = dict(
-            output_shape=self.pixels, components=self.components, dtype=torch.float32, device="cpu", noiser=self.noiser
-        )
-        pairs = (self.helpers.noise_video_state, video), (self.helpers.noise_audio_state, audio)
-        return [make(conditionings=items, initial_latent=latents, **base)[0] for make, (latents, items) in pairs]
+    def _arguments(self, _upsampler):
+        own = {"loras": (), "device": torch.device("cpu")}
+        # Theirs of 1.2.0 is meant for distilled checkpoints unless it is said.
+        return own if self.wheels or self.request["pipeline"] == "text_to_audio" else {**own, "distilled": False}
 
-    def guided(self):
-        """Their denoising function with this request's guidance."""
-        guiders = importlib.import_module("ltx_core.components.guiders")
-        positive, negative = self.model.contexts
-        made = []
-        for stream in ("video", "audio"):
-            s = self.asked["guidance"][stream]
-            params = guiders.MultiModalGuiderParams(
-                cfg_scale=s["cfg"], stg_scale=0.0, modality_scale=1.0, rescale_scale=0.0, stg_blocks=[]
-            )
-            made.append(guiders.MultiModalGuider(params, negative[stream] if s["cfg"] != 1 else None))
-        return self.helpers.multi_modal_guider_denoising_func(*made, positive["video"], positive["audio"], self.network)
+    def _of_checkout(self, model, *more):
+        # Its map of the audio's keys alone has no caption projection, which LTX-2.0 reads text through.
+        if self.request["pipeline"] == "text_to_audio" and self.request["caption_projection"]:
+            transformer = importlib.import_module("ltx_core.model.transformer")
+            self.module.LTXV_AUDIO_ONLY_MODEL_COMFY_RENAMING_MAP = transformer.LTXV_MODEL_COMFY_RENAMING_MAP
+        return super()._of_checkout(model, *more)
 
-    def clean_video(self, video, audio, sigmas, index):
-        """The same without guidance, the video at noise level 0."""
-        contexts, modality = self.model.contexts[0], self.helpers.modality_from_latent_state
-        streams = dict(
-            video=modality(video, contexts["video"], sigmas[index] * 0), audio=modality(audio, contexts["audio"], sigmas[index])
-        )
-        return self.network(**streams, perturbations=None)
-
-    def run(self, states, denoise):
-        """Packed latents of both streams at the start and after every step, and their masks."""
-        samplers = importlib.import_module("ltx_pipelines.utils.samplers")
-        samplers.tqdm = iter
-        steps = official_pipelines.Steps()
-        steps.wrap(samplers.euler_denoising_loop)(
-            sigmas=self.sigmas, video_state=states[0], audio_state=states[1], stepper=self.stepper, denoise_fn=denoise
-        )
-        return steps.passes[0]
-
-    def sound_alone(self):
-        """The loop without video."""
-        draws = torch.Generator().manual_seed(self.asked["seed"])
-        latent = torch.randn(self.sizes[1], generator=draws).transpose(1, 2).flatten(2)
-        zeros = torch.zeros(self.sizes[0]), []
-        state = self.states(zeros, (torch.zeros(self.sizes[1]), []))[1]
-        replace = importlib.import_module("dataclasses").replace
-        steps = []
-        for index in range(len(self.sigmas) - 1):
-            state = replace(state, latent=latent)
-            modality = self.helpers.modality_from_latent_state(state, self.model.contexts[0]["audio"], self.sigmas[index])
-            clean = self.network(video=None, audio=modality, perturbations=None)[1]
-            steps.append(latent)
-            latent = self.stepper.step(latent, clean, self.sigmas, index)
-        return [*steps, latent]
-
-
-def retake(start, end, video=True, audio=True):
-    """Conditionings of a region."""
-    region = importlib.import_module("ltx_pipelines.retake").TemporalRegionMask
-    return [[region(*((start, end) if anew else (0.0, 0.0)), _RATE)] for anew in (video, audio)]
-
-
-def cases(clip):
-    """Name, settings, guidance, latents and conditionings of each case."""
-    whole = clip.video(), clip.audio()
-    by_index = importlib.import_module("ltx_core.conditioning").VideoConditionByLatentIndex
-    overlap = [by_index(clip.video(_FRAMES - _OVERLAP), 1.0, 0)]
-    span = "request.retake={from: 0.3, to: 0.4}"
-    only = "request.retake={from: 0.3, to: 0.4, audio: false}"
-    more = f"request.extend={{seconds: {8 / _RATE}, overlap: {_OVERLAP}}}"
-    kept = "conditioning.given_stream=official_1_0"
-    yield "retake", ["pipeline=retake", span], _CFG, whole, retake(0.3, 0.4)
-    yield "retake_video", ["pipeline=retake", only, kept], _CFG, whole, retake(0.3, 0.4, audio=False)
-    ends = None, clip.audio(_FRAMES - _OVERLAP)
-    yield "extend", ["pipeline=extend", more], _CFG, ends, [overlap, [Sound(_OVERLAP / _RATE)]]
-    silent = clip.video(), None
-    yield "video_to_audio", ["pipeline=video_to_audio", kept], _SOUND_ONLY, silent, [retake(0, 0)[0], []]
-    clean = ["pipeline=video_to_audio", "conditioning.given_stream=official"]
-    yield "video_to_audio_clean", clean, None, silent, [retake(0, 0)[0], []]
-    yield "text_to_audio", ["pipeline=text_to_audio"], None, None, None
-
-
-def write(model):
-    """All cases of a fixture model."""
-    clip = Clip(model)
-    for name, settings, guidance, latents, conditionings in cases(clip):
-        neutral = {"video": scales(), "audio": scales()}
-        asked = request(
-            "image_to_video", num_frames=_FRAMES, width=_WIDTH, height=_HEIGHT, steps=3, guidance=guidance or neutral
-        )
-        one, outputs = Pass(model, asked), {}
-        if latents is None:
-            empty = torch.zeros(1, one.sizes[0][2] * 6, one.sizes[0][1])
-            steps = [(empty, sound) for sound in one.sound_alone()]
+    def _media(self, stack):
+        """Has them read the pattern in a file's place."""
+        sound = self.types.Audio(samples(), 16000) if self.request["sound"] else None
+        pixel_shape = self.types.VideoPixelShape(1, _FRAMES, _HEIGHT, _WIDTH, _RATE)
+        given = {"get_videostream_metadata": lambda *_, **__: pixel_shape}
+        read, module = {"decode_audio_from_file": lambda *_, **__: sound}, self.module
+        if self.wheels:
+            given = {"get_videostream_metadata": lambda _: (_RATE, _FRAMES, _WIDTH, _HEIGHT)}
+            read["load_video_conditioning"] = lambda **_: pixels()
         else:
-            states = one.states(*zip(latents, conditionings))
-            for stream, state in zip(("video", "audio"), states):
-                outputs[f"mask.{stream}"] = state.denoise_mask[0, :, 0].contiguous()
-            steps = one.run(states, one.guided() if guidance else one.clean_video)
+            module = importlib.import_module("ltx_pipelines.utils.helpers")
+            read["get_videostream_fps"] = lambda _: _RATE
+            read["decode_video_from_file"] = lambda **_: iter(frames().to(torch.uint8).split(1))
+        for module, functions in ((self.module, given), (module, read)):
+            for name, function in functions.items():
+                stack.enter_context(patch.object(module, name, function))
+
+    def _keep_masks(self, stack):
+        """Keeps the mask of each stream as the loop gets it; a stream that they freeze starts from itself, not from noise at level 0."""
+        blocks = self.module if self.wheels else importlib.import_module("ltx_pipelines.utils.blocks")
+        names = ("noise_video_state", "noise_audio_state") if self.wheels else ("_build_state",)
+        for name in names:
+            own = getattr(blocks, name)
+
+            def kept(*args, own=own, **more):
+                if not self.wheels and args[0].frozen:
+                    args = (dataclasses.replace(args[0], noise_scale=0.0), *args[1:])
+                made = own(*args, **more)
+                state = made[0] if self.wheels else made
+                self.masks[("video", "audio")[len(self.masks)]] = state.denoise_mask[0, :, 0].contiguous()
+                return made
+
+            stack.enter_context(patch.object(blocks, name, kept))
+
+    def __call__(self):
+        r = self.request
+        with ExitStack() as stack:
+            if r["kind"] == "text_to_audio":
+                self.pipeline(
+                    **{key: r[key] for key in ("prompt", "negative_prompt", "seed", "num_frames", "frame_rate")},
+                    num_inference_steps=r["steps"], audio_guider_params=official_pipelines.guider_parameters(r["guidance"]["audio"]),
+                )
+            else:
+                self._media(stack)
+                self._keep_masks(stack)
+                self._retake() if r["kind"] == "retake" else self._assembled()
+        return self.steps.passes[0]
+
+    def _retake(self):
+        r = self.request
+        guiders = {f"{s}_guider_params": official_pipelines.guider_parameters(own) for s, own in r["guidance"].items()}
+        self.pipeline(
+            "given", r["prompt"], *r["span"], r["seed"], negative_prompt=r["negative_prompt"], num_inference_steps=r["steps"],
+            **guiders, regenerate_audio=r["anew"], tiling_config=None,
+        )
+
+    def _encoded(self, of, delay=0, start=0):
+        """Video latents of some frames, and audio latents of the sound from frame `start` on, behind `delay` frames of silence."""
+        count = lambda n: round(n / _RATE * 16000)
+        sound = torch.nn.functional.pad(samples()[..., count(start):], (count(delay), 0))[..., : count(self.frames)]
+        sound = self.types.Audio(torch.nn.functional.pad(sound, (0, count(self.frames) - sound.shape[-1])), 16000)
+        encode = importlib.import_module("ltx_core.model.audio_vae").encode_audio
+        heard = lambda encoder: encode(sound, encoder, None)[:, :, : round(self.frames / _RATE * 25)]
+        if self.wheels:
+            ledger = self.pipeline.model_ledger
+            return ledger.video_encoder()(pixels(of)), heard(ledger.audio_encoder())
+        return self.pipeline.image_conditioner(lambda own: own(pixels(of))), self.pipeline.audio_conditioner(heard)
+
+    def _assembled(self):
+        """What they have no pipeline for."""
+        r, n = self.request, self.frames
+        by_index = importlib.import_module("ltx_core.conditioning").VideoConditionByLatentIndex
+        if r["kind"] == "video_to_audio":
+            video, _ = self._encoded(slice(None))
+            region = self.module.TemporalRegionMask(0.0, 0.0, _RATE)
+            # 1.0.0 knows no frozen stream: a region without duration keeps it, at each step's noise level.
+            kept = dict(conditionings=[region]) if self.wheels else dict(frozen=True)
+            return self._pass(dict(initial_latent=video, **kept), {}, given="video")
+        overlap = r["overlap"]
+        if r["kind"] == "extend":
+            video, audio = self._encoded(slice(_FRAMES - overlap, None), start=_FRAMES - overlap)
+            items = by_index(video, 1.0, 0), Sound(0.0, overlap / _RATE)
+        else:
+            video, audio = self._encoded(slice(overlap), delay=n - overlap)
+            # The first latent stands for one frame, and the places that are led up to are of eight.
+            video = video[:, :, 1:]
+            items = by_index(video, 1.0, (n - 1) // 8 + 1 - video.shape[2]), Sound((n - overlap + 1) / _RATE, float("inf"))
+        return self._pass(dict(conditionings=[items[0]]), dict(conditionings=[items[1]], initial_latent=audio))
+
+    def _pass(self, video, audio, given=None):
+        """Their states, guiders, transformer and loop; a stream that is given has the prompt in the negative branch, too."""
+        r, positive, negative = self.request, *self.contexts
+        guiders = importlib.import_module("ltx_core.components.guiders")
+        guider = [
+            guiders.MultiModalGuider(
+                official_pipelines.guider_parameters(own), positive[s] if s == given else negative[s]
+            ) for s, own in r["guidance"].items()
+        ]
+        texts = positive["video"], positive["audio"]
+        noiser = self.module.GaussianNoiser(generator=torch.Generator().manual_seed(r["seed"]))
+        sigmas = self.module.LTX2Scheduler().execute(steps=r["steps"]).float()
+        if not self.wheels:
+            spec = self.module.ModalitySpec
+            return self.pipeline.stage(
+                self.module.GuidedDenoiser(*texts, *guider), sigmas, noiser, _WIDTH, _HEIGHT, self.frames, _RATE,
+                video=spec(context=texts[0], **video), audio=spec(context=texts[1], **audio),
+            )
+        states = [
+            make(
+                output_shape=self.types.VideoPixelShape(1, self.frames, _HEIGHT, _WIDTH, _RATE), noiser=noiser,
+                components=self.pipeline.pipeline_components, dtype=torch.float32, device=torch.device("cpu"),
+                **{"conditionings": [], **own},
+            )[0] for make, own in ((self.module.noise_video_state, video), (self.module.noise_audio_state, audio))
+        ]
+        denoise = self.module.multi_modal_guider_denoising_func(*guider, *texts, self.pipeline.model_ledger.transformer())
+        return self.module.euler_denoising_loop(
+            sigmas=sigmas, video_state=states[0], audio_state=states[1], stepper=self.module.EulerDiffusionStep(), denoise_fn=denoise,
+        )
+
+
+def retake(start, end, anew=True):
+    """A request of `RetakePipeline` and its setting: a span, and whether it is made anew in sound, too."""
+    span = f"{{from: {start}" + (f", to: {end}" if end else "") + ("" if anew else ", audio: false") + "}"
+    return dict(kind="retake", span=(start, end or 99.0), anew=anew), ["pipeline=retake", f"request.retake={span}"]
+
+
+def extend(overlap, before=False):
+    """A request of eight frames more, and its setting."""
+    more = f"{{seconds: {8 / _RATE}, overlap: {overlap}" + (", at: start" if before else "") + "}"
+    kind = "extend_before" if before else "extend"
+    return dict(kind=kind, overlap=overlap, num_frames=overlap + 8), ["pipeline=extend", f"request.extend={more}"]
+
+
+def cases(wheels):
+    """Name, request, settings, and whether frames and sound are kept."""
+    to_sound = dict(kind="video_to_audio", sound=False, guidance=_SOUND_ONLY), ["pipeline=video_to_audio"]
+    yield "retake", *retake(0.3, 0.4), not wheels
+    yield "extend", *extend(9), not wheels
+    if wheels:
+        kept = "conditioning.given_stream=official_1_0"
+        asked, settings = retake(0.3, 0.4, anew=False)
+        yield "retake_video", asked, [*settings, kept], False
+        yield "video_to_audio", to_sound[0], [*to_sound[1], kept], False
+        return
+    yield "retake_start", *retake(0.0, 0.2), False
+    yield "retake_video", *retake(0.5, None, anew=False), False
+    yield "extend_17", *extend(17), False
+    yield "extend_before", *extend(9, before=True), False
+    yield "extend_before_17", *extend(17, before=True), False
+    yield "video_to_audio", *to_sound, True
+    yield "text_to_audio", dict(kind="text_to_audio", guidance=_ALONE), ["pipeline=text_to_audio"], True
+
+
+def write(model, component, source):
+    """All cases of a fixture model."""
+    for name, more, settings, decode in cases(component.endswith("_1_0")):
+        asked = request("image_to_video", num_frames=_FRAMES, width=_WIDTH, height=_HEIGHT, steps=3, guidance=_FULL)
+        asked = {**asked, "sound": True, "caption_projection": model.name == "tiny_a", **more}
+        sizes, outputs, alone = model.sizes(asked), {}, asked["kind"] == "text_to_audio"
+        theirs = Given(model, asked, sizes)
+        steps = theirs()
+        outputs = {f"mask.{stream}": mask for stream, mask in theirs.masks.items()}
+        _, channels, *grid = sizes[0][0]
+        empty = torch.zeros(1, math.prod(grid), channels)
         for step, tokens in enumerate(steps):
-            named = model.unpacked(tokens, one.sizes)
-            named = {n: v for n, v in named.items() if latents is not None or n == "latents.audio"}
+            named = model.unpacked([empty, *tokens] if alone else tokens, sizes[0])
+            named = {n: v for n, v in named.items() if not alone or n == "latents.audio"}
             outputs.update({f"step_{step}.{n}": v.contiguous() for n, v in named.items()})
-        own = [key for key in keys(asked, "official_1_0") if not key.startswith(("pipeline=", "request.num_frames", "request.frame_rate"))]
+        if decode:
+            kept = ["audio"] if asked["kind"] in ("text_to_audio", "video_to_audio") else ["video", "audio"]
+            outputs |= model.decoded(steps[-1], sizes[0], kept)
+        outputs, extra = thin({k: v.contiguous() for k, v in outputs.items()}, _STRIDES, limit=0)
+        # Guidance of streams that are not made changes nothing here, so that the settings can be the preset's.
+        told = {**asked, "guidance": asked["guidance"] if component.endswith("_1_0") else _FULL}
+        reference = "official_1_0" if component.endswith("_1_0") else "official"
+        own = [key for key in keys(told, reference) if not key.startswith(("pipeline=", "request.num_frames", "request.frame_rate"))]
         if not any("extend" in key for key in settings):
             own.append(f"request.num_frames={_FRAMES}")
         scalars = {
             "preset": {"tiny_a": "ltx2", "tiny_2_3": "ltx2_3"}[model.name], "common": [*own, *settings], "keys": {"": []},
             "upsampler": UPSAMPLERS[model.name],
         }
+        assembled = {} if asked["kind"] in ("retake", "text_to_audio") else {"assembled": "true"}
         write_case(
-            "given_video", f"{model.name}_{name}", {}, outputs, script=__file__, model=model.name, seed=asked["seed"],
-            scalars=scalars, extra={"ltx-pipelines": "1.0.0"},
+            component, f"{model.name}_{name}", {}, outputs, script=__file__, model=model.name, seed=asked["seed"],
+            scalars=scalars, extra={"ltx-pipelines": source, **assembled, **extra},
         )
-        show(f"given_video/{model.name}_{name}: {len(outputs)} tensors", *list(outputs.values())[-2:])
+        show(f"{component}/{model.name}_{name}: {len(outputs)} tensors", *list(outputs.values())[-2:])
 
 
 def main():
-    """The cases of both fixture models."""
+    """The cases of both fixture models by one version."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--official", metavar="FOLDER", help="a checkout of Lightricks/LTX-2 at 400fd31")
+    folder = parser.parse_args().official
     fix_numerics()
-    official_pipelines.find_packages()
-    shutil.rmtree(CASES / "given_video", ignore_errors=True)
+    official_pipelines.find_packages(folder)
+    component, source = ("given_video", "1.2.0 (400fd31)") if folder else ("given_video_1_0", "1.0.0")
+    shutil.rmtree(CASES / component, ignore_errors=True)
     with tempfile.TemporaryDirectory() as scratch:
         for name in UPSAMPLERS:
-            write(Model(name, Path(scratch)))
+            write(Model(name, Path(scratch)), component, source)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Writes tests/fixtures/cases/official_by_step: every step of Lightricks' own image-to-video pipeline, of a checkout of their
-repository (1.2.0), with guidance that changes from step to step, with their other guiders, and with their other loops.
+repository (1.2.0), with guidance that changes from step to step, with their other guiders, and with their other loops; of some also
+frames and samples.
 
 Pipelines, guiders, loops and steps are theirs; their guiders that no pipeline uses replace the term of the negative prompt.
 """
@@ -16,10 +17,13 @@ from unittest.mock import patch
 
 import cases_official
 import official_pipelines
+from cases_decoders import thin
 from cases_official import Model, image, request, scales
 from common import CASES, fix_numerics, show, write_case
 
 COMPONENT = "official_by_step"
+_DECODED = ("apg", "cfg_pp")
+_STRIDES = {"video": (1, 4, 1, 17, 17), "audio": (1, 1, 101)}
 _GUIDED = {
     "video": scales(cfg=3.0, stg=1.0, modality=3.0, rescale=0.7, stg_blocks=[1]),
     "audio": scales(cfg=7.0, stg=0.75, rescale=0.4, stg_blocks=[0]),
@@ -73,8 +77,6 @@ def table(model):
         "audio": [dict(sigma=0.97), dict(sigma=0.9, cfg=1.0, stg=0.0)],
     }
     by_sigma = request("image_to_video", steps=5, guidance=by_step(*({"by_sigma": own} for own in levels.values())))
-    if model == "tiny_a":
-        return {"skip_apart": (request("image_to_video", steps=6, guidance=by_step({"skip": 1}, {"skip": 2})), {}, None)}
     whole = lambda **more: request("image_to_video", **{"steps": 4, "guidance": _CFG, **more})
     given = dict(images=[image(0, 0.75)])
     apg = lambda **s: {f"guidance.apg.{k.removeprefix('norm_')}": v for k, v in s.items()}
@@ -82,16 +84,22 @@ def table(model):
         whole(steps=3), {"guidance.kind": name, **apg(**s)}, functools.partial(guided_by, kind, **s)
     )
     named = lambda kind, **s: {f"sampler.{k}": v for k, v in {"kind": kind, **s}.items()}
-    return {
+    both = {
         "by_sigma": (by_sigma, {}, None),
-        "skip_both": (whole(guidance=by_step({"skip": 1}, {"skip": 1}), **given), {}, None),
-        "skip_video": (whole(guidance=by_step({"skip": 1}, {"skip": 0})), {}, None),
         "gradient_estimation": (
             whole(loop=gradient_estimation(1.75), **given), named("gradient_estimation", gamma=1.75), None
         ),
         "cfg_pp": (whole(loop=cfg_pp(0.5, 4), **given), named("cfg_pp", eta=0.5), None),
         "cfg_star": guider("CFGStarRescalingGuider", "cfg_star"),
         "apg": guider("LtxAPGGuider", "apg", eta=0.5, norm_threshold=4.0),
+    }
+    if model == "tiny_a":
+        apart = request("image_to_video", steps=6, guidance=by_step({"skip": 1}, {"skip": 2}))
+        return {"skip_apart": (apart, {}, None), **both}
+    return {
+        **both,
+        "skip_both": (whole(guidance=by_step({"skip": 1}, {"skip": 1}), **given), {}, None),
+        "skip_video": (whole(guidance=by_step({"skip": 1}, {"skip": 0})), {}, None),
         "legacy_apg": guider("LegacyStatefulAPGGuider", "legacy_apg", eta=0.5, norm_threshold=4.0, momentum=0.5),
     }
 
@@ -115,18 +123,21 @@ def main():
     shutil.rmtree(CASES / COMPONENT, ignore_errors=True)
     with tempfile.TemporaryDirectory() as scratch:
         for name in ("tiny_a", "tiny_2_3"):
-            model, outputs, settings = Model(name, Path(scratch)), {}, {}
+            model, outputs, settings, kept = Model(name, Path(scratch)), {}, {}, {}
             for case, (asked, more, guider) in table(name).items():
                 with guider() if guider else tempfile.TemporaryDirectory():
-                    made = model.run(asked)
-                steps = {k: v for k, v in made.items() if k.startswith("step_") and not k.startswith("step_0")}
-                outputs.update({f"{case}.{key}": value for key, value in steps.items()})
+                    made = model.run(asked, decode=case in _DECODED)
+                wanted = lambda key: key in _STRIDES or key.startswith("step_") and not key.startswith("step_0")
+                own = {f"{case}.{key}": value.contiguous() for key, value in made.items() if wanted(key)}
+                own, extra = thin(own, {f"{case}.{key}": strides for key, strides in _STRIDES.items()}, limit=0)
+                outputs |= own
+                kept |= extra
                 settings[f"{case}."] = keys(asked, more)
             preset = {"tiny_a": "ltx2", "tiny_2_3": "ltx2_3"}[name]
             scalars = {"preset": preset, "common": [], "keys": settings, "upsampler": cases_official.UPSAMPLERS[name]}
             write_case(
                 COMPONENT, f"{name}_steps", {}, outputs, script=__file__, model=name, seed=4, scalars=scalars,
-                extra={"ltx-pipelines": "1.2.0 (400fd31)"},
+                extra={"ltx-pipelines": "1.2.0 (400fd31)", **kept},
             )
             show(f"{COMPONENT}/{name}_steps: {len(outputs)} tensors", *list(outputs.values())[-2:])
 

@@ -108,8 +108,19 @@ class Model:
         audio = audio * self.audio_vae.latents_std + self.audio_vae.latents_mean
         return {"latents.video": video, "latents.audio": audio.reshape(1, length, channels, bins).transpose(1, 2)}
 
-    def run(self, request):
-        """Latents of a request by the names of a dump: after every step, 0 being the noised start, and at the end."""
+    def decoded(self, tokens, shapes, streams=("video", "audio")):
+        """Frames and samples of packed normalised tokens of some streams."""
+        (_, c, f, h, w), (_, channels, length, bins) = shapes
+        unpack = {
+            "video": lambda: tokens[0][:, : f * h * w].transpose(1, 2).reshape(1, c, f, h, w),
+            "audio": lambda: tokens[-1].reshape(1, length, channels, bins).transpose(1, 2),
+        }
+        vocoder = models.load(self.name, "vocoder")
+        return official_pipelines.decoded(self.path, vocoder, **{name: unpack[name]() for name in streams})
+
+    def run(self, request, decode=False):
+        """Latents of a request by the names of a dump: after every step, 0 being the noised start, and at the end; frames and samples,
+        too, where asked for."""
         sizes = self.sizes(request)
         theirs = self.runs(self.path, self.upsampler, request, self.contexts, sizes)
         passes, kept = theirs()
@@ -122,6 +133,8 @@ class Model:
         sound = kept["audio"].transpose(1, 2).flatten(2) if "audio" in kept else passes[-1][-1][1]
         final = [kept["video"].flatten(2).transpose(1, 2), sound]
         outputs.update(self.unpacked(final, sizes[-1]))
+        if decode:
+            outputs |= self.decoded(final, sizes[-1])
         outputs.update({"stage_2.noise.video": drawn for drawn in theirs.noise.drawn[1:]})
         if request["audio"] and not theirs.wheels:
             frames = self.vae.decode(outputs["latents.video"], None, return_dict=False)[0]

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Fixtures of reference videos: latents after every step of Lightricks' `ICLoraPipeline` and of diffusers' in-context pipeline, and
-what Lightricks' conditionings make of positions, levels and attention.
+"""Fixtures of reference videos: latents after every step of Lightricks' `ICLoraPipeline` and of diffusers' in-context pipeline, frames
+and samples of one case each, and what Lightricks' conditionings make of positions, levels and attention.
 
     cases_references.py --official FOLDER     a checkout of Lightricks/LTX-2 at 400fd31
 
@@ -23,12 +23,14 @@ from PIL import Image
 
 import cases_2_5
 import models
+from cases_decoders import thin
 from cases_official import UPSAMPLERS, Model, image, keys, request
 from cases_pipeline import _neutral, _request, run_pipeline
 from common import CASES, FIXTURES, REPOSITORY, fix_numerics, randn, show, write_case, write_safetensors
 
 _DISTILLED = [1.0, 0.99375, 0.9875, 0.98125, 0.975, 0.909375, 0.725, 0.421875, 0.0]
 # Frames, height and width of the patterns: wide, tall, and one of shades.
+_STRIDES = {"video": (1, 4, 1, 17, 17), "audio": (1, 1, 101)}
 SIZES = {"wide": (17, 48, 80), "tall": (12, 70, 50), "mask": (9, 64, 64), "square": (9, 32, 32)}
 
 
@@ -100,6 +102,9 @@ def official(model, case, asked, path):
         for step, tokens in enumerate(steps):
             named = model.unpacked(tokens, shapes).items()
             outputs |= {f"{prefix}step_{step}.{name}": value.contiguous() for name, value in named}
+    if case == "half":
+        outputs |= model.decoded(passes[-1][-1], sizes[-1])
+    outputs, kept_of = thin({name: value.contiguous() for name, value in outputs.items()}, _STRIDES, limit=0)
     # What is decoded is what the last step ends with.
     assert torch.equal(kept["video"].flatten(2).transpose(1, 2), passes[-1][-1][0][:, : kept["video"][0, 0].numel()])
     own = [key for key in keys(asked, "official") if not key.startswith("pipeline=")]
@@ -110,15 +115,15 @@ def official(model, case, asked, path):
         own.append("pipeline=ic_lora")
     file = str(path.relative_to(REPOSITORY))
     own.append(f"model.loras=[{{path: {file}}}]")
-    write(case, model.name, own, references(asked), outputs, "1.2.0 (400fd31)", asked["seed"])
+    write(case, model.name, own, references(asked), outputs, "1.2.0 (400fd31)", asked["seed"], kept_of)
 
 
-def write(case, name, own, videos, outputs, source, seed):
+def write(case, name, own, videos, outputs, source, seed, more=None):
     scalars = {
         "preset": {"tiny_a": "ltx2", "tiny_2_3": "ltx2_3", "tiny_2_5": "ltx2_5"}[name] + ("_distilled" if source else ""), "common": own,
         "keys": {"": []}, "references": videos, "upsampler": UPSAMPLERS.get(name),
     }
-    extra = {"ltx-pipelines": source} if source else {}
+    extra = {**({"ltx-pipelines": source} if source else {}), **(more or {})}
     write_case("references", f"{name}_{case}", {}, outputs, script=__file__, model=name, seed=seed, scalars=scalars, extra=extra)
     show(f"references/{name}_{case}: {len(outputs)} tensors", *list(outputs.values())[-2:])
 

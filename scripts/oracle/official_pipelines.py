@@ -21,6 +21,8 @@ PIPELINES = {
     "hq": ("ti2vid_two_stages_hq", "TI2VidTwoStagesHQPipeline"),
     "keyframes": ("keyframe_interpolation", "KeyframeInterpolationPipeline"),
     "audio_to_video": ("a2vid_two_stage", "A2VidPipelineTwoStage"),
+    "retake": ("retake", "RetakePipeline"),
+    "text_to_audio": ("t2a_one_stage", "T2AOneStagePipeline"),
 }
 
 
@@ -86,7 +88,7 @@ class Steps:
                 return inner(*args, **more)
 
             ends = loop(**given, **fixed, **{key: denoise})
-            self.passes.append([*seen[::stride], [s.latent.clone() for s in ends]])
+            self.passes.append([*seen[::stride], [s.latent.clone() for s in ends if s is not None]])
             return ends
 
         return run
@@ -124,6 +126,29 @@ def velocity(model, streams):
     ).build(device=torch.device("cpu"))
     video, audio = (transformer.Modality(enabled=True, context_mask=None, **stream) for stream in streams)
     return network.eval()(video, audio, None)
+
+
+def _built(model, package, configurator, filter_of_keys):
+    """A network of their file, in float32."""
+    package = importlib.import_module(f"ltx_core.model.{package}")
+    builder = importlib.import_module("ltx_core.loader.single_gpu_model_builder").SingleGPUModelBuilder
+    made = builder(
+        model_path=str(model), model_class_configurator=getattr(package, configurator),
+        model_sd_ops=getattr(package, filter_of_keys),
+    )
+    return made.build(device=torch.device("cpu"), dtype=torch.float32).eval()
+
+
+def decoded(model, vocoder, video=None, audio=None):
+    """Frames `[1, f, 3, h, w]`, 0..1, and samples `[1, channels, n]` of normalised latents, by their decoders; the vocoder is given, for
+    theirs is of the published sizes alone."""
+    made = {}
+    if video is not None:
+        frames = _built(model, "video_vae", "VideoDecoderConfigurator", "VAE_DECODER_COMFY_KEYS_FILTER")(video)
+        made["video"] = (frames / 2 + 0.5).clamp(0, 1).transpose(1, 2)
+    if audio is not None:
+        made["audio"] = vocoder(_built(model, "audio_vae", "AudioDecoderConfigurator", "AUDIO_VAE_DECODER_COMFY_KEYS_FILTER")(audio))
+    return made
 
 
 def guider_parameters(s):

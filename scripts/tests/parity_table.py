@@ -50,9 +50,10 @@ ROWS = [
     Row("audio encoder", "it parity::audio_encoder", r"audio-encoder/"),
     Row("given sound to tokens", "it sound::", r"given-sound/", _WHEELS),
     Row("video to a given sound", "it official_steps::", r"official(_1_0)?/tiny_\w+_audio "),
-    Row("retake", "it given_video::", r"given_video/tiny_\w+_retake\w* "),
-    Row("extend", "it given_video::", r"given_video/tiny_\w+_extend "),
-    Row("sound for a video", "it given_video::", r"given_video/tiny_\w+_video_to_audio\w* "),
+    Row("retake", "it given_video::", r"given_video(_1_0)?/tiny_\w+?_retake\w* "),
+    Row("extend behind the end", "it given_video::", r"given_video(_1_0)?/tiny_\w+?_extend(_\d+)? "),
+    Row("extend before the start", "it given_video::", r"given_video/tiny_\w+?_extend_before\w* "),
+    Row("sound for a video", "it given_video::", r"given_video(_1_0)?/tiny_\w+?_video_to_audio "),
     Row("sound alone", "it given_video::", r"given_video/tiny_\w+_text_to_audio "),
     Row("reference videos (IC-LoRA)", "it references::", r"references/"),
     Row("frames given", "it official_steps::", r"official(_1_0)?/tiny_\w+?_(image\w*) "),
@@ -104,7 +105,9 @@ def metadata(case):
 def reference(about):
     """Whose numbers a case has."""
     official = about.get("ltx-pipelines")
-    return f"Lightricks {official.split(' ')[0]}" if official else f"diffusers {about['diffusers']}"
+    if not official:
+        return f"diffusers {about['diffusers']}"
+    return f"Lightricks {official.split(' ')[0]}" + (", assembled" if about.get("assembled") else "")
 
 
 def what(output):
@@ -147,7 +150,8 @@ def page(measured):
 
 How far this program's numbers are from the references', on small models of random weights, in f32, on the CPU: relative L2 of each
 tensor that a test compares, the largest of all cases. Latents are those after every step of every pass where the reference is
-Lightricks'. The limit is the test's.
+Lightricks'. The limit is the test's. *Assembled*: Lightricks have no such pipeline; it is made of the parts of one of theirs, and what is
+not theirs is in [the oracles' page](../../scripts/oracle/README.md#which-source-a-case-comes-from).
 
 | feature | reference | LTX | compared | largest distance | limit | test |
 |---|---|---|---|---|---|---|

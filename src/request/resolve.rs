@@ -9,6 +9,7 @@ use crate::av::Av;
 use crate::config::{self, Config, Dtype, ExtendAt, Job, Kept, Pipeline, Reference};
 use crate::hlo::DType;
 use crate::models::transformer::{CrossTimestep, TransformerConfig};
+use crate::sampling::denoise::StreamRole;
 use crate::sampling::guidance::{RescaleScope, Scales};
 use crate::sampling::schedules::{self, ScheduleKind};
 use crate::sampling::sigmas::{self, FlowMatch};
@@ -118,7 +119,7 @@ pub(crate) fn of_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<R
         },
         sigmas: Vec::new(),
         scales,
-        stg_blocks: stg_blocks(config, &sizes.transformer, &all_scales(scales, &guidance_steps))?,
+        stg_blocks: stg_blocks(config, &sizes.transformer, &perturbing_scales(config, roles))?,
         guidance_steps,
         guider: guider(config)?,
         rescale: match config.guidance.rescale_scope {
@@ -192,6 +193,14 @@ fn positions(config: &Config) -> DType {
         (Reference::Official1, Dtype::Bf16) => DType::BF16,
         _ => DType::F32,
     }
+}
+
+/// Scales of all noise levels that decide which streams the perturbed branch perturbs. A stream that a retake leaves as it is is
+/// perturbed beside the other one by its own scale, as in the reference; one that is given whole is not.
+fn perturbing_scales(config: &Config, roles: Av<StreamRole>) -> Av<Vec<Scales>> {
+    let roles = if config.pipeline == Pipeline::Retake { Av::default() } else { roles };
+    let (scales, steps) = guidance(config, roles);
+    all_scales(scales, &steps)
 }
 
 /// Blocks that the perturbed branch perturbs in each stream.
@@ -339,6 +348,16 @@ mod tests {
         assert_eq!(blocks(&plain, &video).expect("legal"), [vec![2], none()]);
         // A block that no branch perturbs is no fault.
         assert_eq!(official(&["guidance.stg_blocks=[29]"]), [none(), none()]);
+        // Of what is given: a stream that a retake leaves as it is, none that is all of the video.
+        let given = |pipeline, retake| {
+            let mut config = config(&["guidance={stg_blocks: [2], video: {stg: 1}, audio: {stg: 1}}"]);
+            (config.pipeline, config.request.retake) = (pipeline, retake);
+            let blocks = stg_blocks(&config, &c, &perturbing_scales(&config, roles(&config))).expect("legal");
+            [blocks.video, blocks.audio]
+        };
+        let span = config::Retake { start: 0.5, end: None, video: true, audio: false };
+        assert_eq!(given(Pipeline::Retake, Some(span)), [vec![2], vec![2]]);
+        assert_eq!(given(Pipeline::VideoToAudio, None), [none(), vec![2]]);
         let fault = |set: &[&str]| blocks(&c, set).expect_err("no such block").to_string();
         let wrong = fault(&["guidance.stg_blocks=[29]", "guidance.video.stg=1"]);
         assert_eq!(wrong, "guidance.stg_blocks: 29 is not a block of this model, which has 4");

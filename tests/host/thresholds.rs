@@ -7,7 +7,7 @@ use crate::support::needs;
 use crate::support::thresholds::{row, rows};
 
 /// Folders of `tests/fixtures/cases` whose every case is a whole run.
-const WHOLE_RUNS: [&str; 10] = [
+const WHOLE_RUNS: [&str; 11] = [
     "pipeline",
     "dfr",
     "pipeline_2_5",
@@ -16,6 +16,7 @@ const WHOLE_RUNS: [&str; 10] = [
     "official_by_step",
     "official_guidance",
     "given_video",
+    "given_video_1_0",
     "references",
     "upsampling",
 ];

@@ -11,6 +11,7 @@ use ltx2::request::Request;
 
 use crate::layouts::{build, limit};
 use crate::support::official::{cases_of, dumping_steps, open_with, request};
+use crate::support::thresholds::row;
 use crate::support::{Case, cpu, dumped, dumping, generate, needs, plain, relative_l2};
 
 const SOUND: &str = "tests/fixtures/sounds/given.flac";
@@ -68,27 +69,63 @@ fn the_sound_stays_and_goes_with_the_video() {
     assert_eq!(one, same);
 }
 
+/// One pass at half the size is the first of Lightricks' two, step by step.
 #[needs(cpu, full)]
-fn every_layout_gives_what_one_device_gives() {
+fn one_pass_is_the_first_of_the_reference_s_two() {
+    for model in ["tiny_a", "tiny_2_3"] {
+        let (all, mut runner) = cases_of(&cpu(8), "official", model);
+        let case = case(all);
+        let preset = case.scalars["preset"].as_str().and_then(|name| name.strip_suffix("_two_stage")).expect("two");
+        let keys = case.scalars["common"].as_array().expect("settings").iter();
+        let keys = keys.map(|key| match key.as_str().expect("a setting") {
+            "pipeline=two_stage" => "pipeline=audio_to_video",
+            "request.width=128" => "request.width=64",
+            "request.height=64" => "request.height=32",
+            other => other,
+        });
+        let config = Config::load(preset, keys.chain(["runtime.dtype=f32"])).expect("a configuration");
+        let request = runner.model.request(&config, &config.jobs().expect("a job")[0]).expect("a request");
+        assert!(request.passes().1.is_none());
+        let made = generate(&mut runner, &request, &dumping_steps());
+        let steps: Vec<_> = case.outputs.keys().filter(|name| name.starts_with("step_")).collect();
+        assert_eq!(steps.len(), 6);
+        for name in steps {
+            case.within(name, dumped(&made, name), row(&case.name).f32());
+        }
+    }
+}
+
+fn sharded(model: &str, layouts: &[(&str, &str)]) {
     let client = cpu(8);
-    let (all, runner) = cases_of(&client, "official", "tiny_a");
+    let (all, runner) = cases_of(&client, "official", model);
     let case = case(all);
     let request = request(&case, &runner.model);
     drop(runner);
     let run = |how| generate(&mut open_with(&client, &case, how), &request, &dumping(None));
     let whole = run(plain(DType::F32));
-    for (layout, mesh) in [
-        ("cfg", "cfg=4"),
-        ("fsdp-ulysses", "cfg=4,context=2"),
-        ("tensor", "cfg=2,context=2,tensor=2"),
-        ("ring", "context=2"),
-    ] {
+    for (layout, mesh) in layouts {
         let got = run(build(layout, mesh, 8));
         for name in ["latents.video", "latents.audio", "video"] {
             let distance = relative_l2(dumped(&got, name), dumped(&whole, name));
-            eprintln!("{layout} {mesh} {name}: {distance:.1e}");
+            eprintln!("{model} {layout} {mesh} {name}: {distance:.1e}");
             assert!(distance <= limit(layout), "{layout} {mesh} {name}: {distance:e}");
         }
         assert_eq!(got.audio, whole.audio);
     }
+}
+
+#[needs(cpu, full)]
+fn every_layout_gives_what_one_device_gives() {
+    let layouts = [
+        ("cfg", "cfg=4"),
+        ("fsdp-ulysses", "cfg=4,context=2"),
+        ("tensor", "cfg=2,context=2,tensor=2"),
+        ("ring", "context=2"),
+    ];
+    sharded("tiny_a", &layouts);
+}
+
+#[needs(cpu, full)]
+fn layouts_of_2_3_give_what_one_device_gives() {
+    sharded("tiny_2_3", &[("cfg-ulysses", "cfg=2,context=2"), ("tensor", "cfg=2,tensor=2"), ("ring", "context=2")]);
 }

@@ -13,17 +13,18 @@ use crate::support::official::cases_of;
 use crate::support::{cpu, dumped, dumping, generate, needs};
 
 /// Clips of 17 frames, 9 of which two have: a latent of eight frames is carried.
-const CHAIN: [&str; 2] = ["request.chain={clip: 17, overlap: 9}", "request.num_frames=33"];
+pub const CHAIN: [&str; 2] = ["request.chain={clip: 17, overlap: 9}", "request.num_frames=33"];
 
 /// The request of a case of another pipeline, as a video of several clips.
-fn request(runner: &Runner, preset: &str, common: &serde_json::Value, more: &[&str]) -> Request {
+pub fn request(runner: &Runner, preset: &str, common: &serde_json::Value, more: &[&str]) -> Request {
     let keys = common.as_array().expect("settings").iter().map(|key| key.as_str().expect("a setting"));
     let keys = keys.filter(|key| !key.starts_with("pipeline=") && !key.starts_with("request.extend"));
     let config = Config::load(preset, keys.chain(["runtime.dtype=f32"]).chain(more.iter().copied())).expect("legal");
     runner.model.request(&config, &config.jobs().expect("a job").remove(0)).expect("legal")
 }
 
-fn clips(runner: &mut Runner, request: &Request) -> Vec<Generated> {
+/// The clips of a request.
+pub fn clips(runner: &mut Runner, request: &Request) -> Vec<Generated> {
     let mut clips = Vec::new();
     let mut each = |mut made: Vec<Generated>| {
         clips.push(made.remove(0));

@@ -11,6 +11,7 @@ mod batches;
 mod cache;
 mod cfg_bits;
 mod chain;
+mod conditioned_layouts;
 mod conditions;
 mod context_parallel;
 mod dfr;

@@ -6,22 +6,27 @@ use std::path::Path;
 
 use ltx2::config::Config;
 use ltx2::hlo::DType;
+use ltx2::nn::Build;
 use ltx2::pipeline::runner::Runner;
+use ltx2::pjrt::Client;
 use ltx2::weights::Overrides;
 
 use crate::support::drawn::{WHOLE_2_5, write_upsampler};
-use crate::support::official::{dumping_steps, open_over, request};
+use crate::support::official::{dumping_steps, limit_of, open_over, request};
 use crate::support::{Case, case, cpu, dumped, generate, needs, plain, thresholds};
 
-/// The largest distance of frames and samples.
-const DECODED: f64 = 1e-3;
-
-fn case_of(name: &str) -> Case {
+/// A case by its name.
+pub fn case_of(name: &str) -> Case {
     case("upsampling", Path::new(&format!("tests/fixtures/cases/upsampling/{name}.safetensors")))
 }
 
 /// The case's model with the upsamplers that it names, written into a folder.
 fn open(case: &Case, folder: &Path) -> Runner {
+    open_with(case, folder, &cpu(8), plain(DType::F32))
+}
+
+/// The same as a layout has it.
+pub fn open_with(case: &Case, folder: &Path, client: &Client, how: Build) -> Runner {
     let mut overrides = Overrides::default();
     for (part, own) in case.scalars["upsamplers"].as_object().expect("upsamplers") {
         let path = folder.join(part);
@@ -32,7 +37,7 @@ fn open(case: &Case, folder: &Path) -> Runner {
             _ => overrides.temporal_upsampler = path,
         }
     }
-    let mut runner = open_over(&cpu(8), case, overrides, plain(DType::F32));
+    let mut runner = open_over(client, case, overrides, how);
     // Samples are by diffusers' vocoder.
     runner.model.configs = runner.model.configs.with_vocoder_clamp(false);
     runner
@@ -45,7 +50,7 @@ fn agrees(name: &str) {
     let made = generate(&mut runner, &request, &dumping_steps());
     let limit = thresholds::row(&case.name).f32();
     for name in case.outputs.keys().map(|name| name.trim_end_matches(".strided")) {
-        case.within(name, dumped(&made, name), if name.contains("step_") { limit } else { DECODED });
+        case.within(name, dumped(&made, name), limit_of(name, limit));
     }
     assert_eq!((made.frame_rate, made.frames.count()), (request.frame_rate, request.num_frames));
     let steps = made.dump.iter().filter(|(name, _)| name.contains("step_")).count();

@@ -66,6 +66,11 @@ pub fn request(case: &Case, model: &Model) -> Request {
     all.remove(0).1
 }
 
+/// The largest distance of a tensor of a case: its own of latents, and of decoded frames and samples.
+pub fn limit_of(name: &str, latents: f64) -> f64 {
+    if name.contains("latents") { latents } else { 1e-3 }
+}
+
 /// Runs that keep the latents after every step.
 pub fn dumping_steps() -> RunOptions {
     RunOptions { dump_steps: true, ..dumping(None) }

@@ -85,14 +85,23 @@ impl<'a> Pass<'a> {
             "scales" => self.request.guidance_tables().scales.into(),
             "branch_sets" => self.request.guidance_tables().sets.expect("sets of branches").into(),
             "levels" => Array1::from(self.levels()).into(),
-            "level.video" => {
-                // The first frame follows an image; those behind the last are the conditions' own.
-                let (levels, conditions) = (self.levels(), &self.request.conditions.video);
-                let appended = conditions.iter().filter(|c| c.appended_at().is_some());
+            "level.video" | "level.audio" => {
+                // The first frame follows an image, or without such a third of the tokens is known; those behind the last are the
+                // conditions' own.
+                let (conditions, appended) = match name {
+                    "level.video" => (&self.request.conditions.video, self.appended),
+                    _ => (&self.request.conditions.audio, 0),
+                };
+                let levels = self.levels();
                 let index = |level: f32| levels.iter().position(|l| *l == level).expect("a level") as i32;
-                let behind: Vec<i32> = appended.map(|c| index(c.noise_level())).collect();
-                let (own, frame) = (dims[1] - self.appended, self.appended / behind.len().max(1));
-                let level = |n: usize| if n >= own { behind[(n - own) / frame] } else { i32::from(n < frame) };
+                let behind = conditions.iter().filter(|c| c.appended_at().is_some() || c.reference_grid().is_some());
+                let behind: Vec<i32> = behind.map(|c| index(c.noise_level())).collect();
+                let (own, frame) = (dims[1] - appended, appended / behind.len().max(1));
+                let known = if behind.is_empty() { own.div_ceil(3) } else { frame };
+                let level = |n: usize| match n.checked_sub(own) {
+                    Some(n) => behind[(n / frame).min(behind.len() - 1)],
+                    None => i32::from(n < known),
+                };
                 Array2::from_shape_fn((dims[0], dims[1]), |(_, n)| level(n)).into()
             }
             _ => scattered(name, dims),
@@ -102,7 +111,7 @@ impl<'a> Pass<'a> {
     /// Parts of a step's noise level that tokens have: all of it, then those of the conditions.
     fn levels(&self) -> Vec<f32> {
         let mut levels = vec![1.0];
-        for level in self.request.conditions.video.iter().map(Condition::noise_level) {
+        for level in self.request.conditions.as_ref().into_iter().flatten().map(Condition::noise_level) {
             if !levels.contains(&level) {
                 levels.push(level);
             }
