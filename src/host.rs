@@ -1,4 +1,4 @@
-//! What this host has left.
+//! Free memory of the host.
 
 use std::fs;
 

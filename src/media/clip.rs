@@ -26,7 +26,7 @@ pub struct Clip {
 }
 
 impl Clip {
-    /// What is wanted of a video file, or of a folder of PNG frames, which has no sound.
+    /// Part of a video file, or of a folder of PNG frames, which has no sound.
     ///
     /// # Errors
     /// As [`read_clip`]; sound that cannot be read.
@@ -61,7 +61,7 @@ pub struct ClipInfo {
 }
 
 impl ClipInfo {
-    /// What to do about frames that are stored sideways, in words; none of others.
+    /// Warning about frames that are stored sideways, with its cure; none of others.
     pub(crate) fn turned_fault(&self, path: &str) -> Option<String> {
         let ClipInfo { width, height, turned, .. } = self;
         (*turned != 0).then(|| {
