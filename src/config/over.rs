@@ -44,7 +44,7 @@ impl RequestLayer {
         let (origin, mut node) = (ValueOrigin::Field(field.into()), Node::from_value(tree));
         let place = origin.to_string();
         validate(&node, Place::Flag(&place))?;
-        to_own_names(&mut node, Place::Flag(&place))?;
+        to_own_names(&mut node, |_| place.clone())?;
         self.tree.merge(Tree::from_node(&node, &|_| origin.clone()));
         Ok(())
     }

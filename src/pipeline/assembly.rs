@@ -20,7 +20,8 @@ pub(super) fn assemble(
     request: &Request,
     clip: &Clip,
     times: &Av<Array4<f32>>,
-    (made, sound): (Frames, Array2<f32>),
+    made: Frames,
+    sound: Array2<f32>,
     rate: usize,
 ) -> (Frames, Array2<f32>) {
     let (have, new) = (clip.frames.count(), made.count());
