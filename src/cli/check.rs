@@ -104,17 +104,23 @@ impl Newest {
     }
 }
 
+impl Args {
+    /// Parts that are elsewhere than in the model's folder.
+    fn overrides(&self) -> Overrides {
+        Overrides {
+            text_encoder: self.text_encoder.clone(),
+            vae: self.vae.clone(),
+            audio_vae: self.audio_vae.clone(),
+            upsampler: self.upsampler.clone(),
+            temporal_upsampler: self.temporal_upsampler.clone(),
+            duration_head: self.duration_head.clone(),
+            ..Overrides::default()
+        }
+    }
+}
+
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let overrides = Overrides {
-        text_encoder: args.text_encoder.clone(),
-        vae: args.vae.clone(),
-        audio_vae: args.audio_vae.clone(),
-        upsampler: args.upsampler.clone(),
-        temporal_upsampler: args.temporal_upsampler.clone(),
-        duration_head: args.duration_head.clone(),
-        ..Overrides::default()
-    };
-    let source = Arc::new(ModelSource::open(&args.model, &overrides)?);
+    let source = Arc::new(ModelSource::open(&args.model, &args.overrides())?);
     source.refuse_unread()?;
     let configs = ModelConfigs::of(&source);
     let findings: Vec<(Component, Finding)> =
@@ -145,11 +151,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         diffusion: good(Component::DiffusionDecoder),
         duration: DURATION.into_iter().filter(|p| !good(*p)).map(Component::folder).collect(),
     });
-    let upsamplings: Vec<&str> = [Component::LatentUpsampler, Component::TemporalUpsampler]
-        .into_iter()
-        .filter(|part| good(*part))
-        .filter_map(|part| configs.upsampling(part).ok().flatten().map(Upsampling::name))
-        .collect();
+    let upsamplers = [Component::LatentUpsampler, Component::TemporalUpsampler].into_iter().filter(|part| good(*part));
+    let upsamplings = upsamplers.filter_map(|part| configs.upsampling(part).ok().flatten().map(Upsampling::name));
+    let upsamplings: Vec<&str> = upsamplings.collect();
     let pipelines = || Pipeline::value_variants().iter().map(|pipeline| (*pipeline, missing(*pipeline)));
     let missing = missing(Pipeline::TextToVideo);
     // What cannot be opened is among the findings.

@@ -213,7 +213,7 @@ fn read_chain(
 
     let mut node = unwrap_sidecar(yaml::parse(&text, &label)?);
     validate(&node, Place::File(&label))?;
-    to_own_names(&mut node, Place::File(&label))?;
+    to_own_names(&mut node, |line| Place::File(&label).at(line))?;
     paths::resolve(&mut node, &folder);
     let parent = match node.get("extends") {
         Some(Node { data: Data::Scalar(Value::String(parent)), line }) => Some((parent.clone(), *line)),
@@ -327,7 +327,7 @@ fn command_line(given: &CliOverrides) -> Result<Tree, ConfigError> {
     for pair in &given.set {
         let (path, value) = set_pair(pair)?;
         let mut own = Node::from_value(Tree::at(&path, value, &ValueOrigin::Set).to_value());
-        to_own_names(&mut own, Place::Flag("--set"))?;
+        to_own_names(&mut own, |_| "--set".into())?;
         layer.merge(Tree::from_node(&own, &|_| ValueOrigin::Set));
     }
     let by_set = layer.clone();

@@ -4,7 +4,6 @@
 use serde_json::{Value, json};
 
 use super::error::ConfigError;
-use super::validate::Place;
 use super::yaml::{Data, Node};
 
 /// A key with a second name.
@@ -53,17 +52,17 @@ const WORDS: [(&[&str], &str, &str, &str); 2] = [
     (&["sampler.kind", "two_stage.sampler"], "SamplerKind", "cfg_pp", "euler_ancestral_cfg_pp"),
 ];
 
-/// Puts the first names in the place of the second ones.
+/// Puts the first names in the place of the second ones; `place` names a line in errors.
 ///
 /// # Errors
 /// A key that is written by both.
-pub(super) fn to_own_names(root: &mut Node, place: Place) -> Result<(), ConfigError> {
+pub(super) fn to_own_names(root: &mut Node, place: impl Fn(u64) -> String) -> Result<(), ConfigError> {
     for key in KEYS {
         let Some(Data::Map(entries)) = at(root, key.section).map(|node| &mut node.data) else { continue };
         let Some(found) = entries.iter().position(|(name, _)| name == key.other) else { continue };
         if entries.iter().any(|(name, _)| name == key.own) {
             let [first, second] = key.both;
-            return Err(ConfigError::Both { place: place.at(entries[found].1.line), first, second });
+            return Err(ConfigError::Both { place: place(entries[found].1.line), first, second });
         }
         let (name, node) = &mut entries[found];
         *name = key.own.into();
@@ -144,7 +143,9 @@ mod tests {
 
     fn own(text: &str) -> Result<Value, String> {
         let mut node = parse(text, "x.yml").expect("YAML");
-        to_own_names(&mut node, Place::File("x.yml")).map(|()| node.to_value()).map_err(|error| error.to_string())
+        to_own_names(&mut node, |line| format!("x.yml:{line}"))
+            .map(|()| node.to_value())
+            .map_err(|error| error.to_string())
     }
 
     #[test]

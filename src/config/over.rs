@@ -77,7 +77,7 @@ fn own_tree(field: &str, tree: Value) -> Result<Tree, ConfigError> {
     let (origin, mut node) = (ValueOrigin::Field(field.into()), Node::from_value(tree));
     let place = origin.to_string();
     validate(&node, Place::Flag(&place))?;
-    to_own_names(&mut node, Place::Flag(&place))?;
+    to_own_names(&mut node, |_| place.clone())?;
     Ok(Tree::from_node(&node, &|_| origin.clone()))
 }
 

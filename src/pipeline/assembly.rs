@@ -20,7 +20,8 @@ pub(super) fn assemble(
     request: &Request,
     clip: &Clip,
     times: &Av<Array4<f32>>,
-    (made, sound): (Frames, Array2<f32>),
+    made: Frames,
+    sound: Array2<f32>,
     rate: usize,
 ) -> (Frames, Array2<f32>) {
     let (have, new) = (clip.frames.count(), made.count());
@@ -86,7 +87,7 @@ fn made_anew(conditions: &[Condition], bounds: &Array4<f32>) -> Option<Range<f64
 fn around(source: &Frames, made: &Frames, anew: Range<usize>) -> Frames {
     let mut data = source.data().clone();
     let place = s![anew, .., .., ..];
-    data.slice_mut(place.clone()).assign(&made.data().slice(place));
+    data.slice_mut(place).assign(&made.data().slice(place));
     Frames::new(data).expect("a video has frames")
 }
 

@@ -243,7 +243,7 @@ impl Run<'_> {
         let whole = made.map(|mut made| {
             if let Some(clip) = request.clip.as_ref().filter(|_| request.assembly != Assembly::None) {
                 let times = shapes.coords(&self.runner.model.sizes, request.frame_rate);
-                (made.frames, made.audio) = assemble(request, clip, &times, (made.frames, made.audio), sample_rate);
+                (made.frames, made.audio) = assemble(request, clip, &times, made.frames, made.audio, sample_rate);
                 let all = made.frames.count() == clip.frames.count();
                 made.are_given = all && request.assembly == Assembly::Frames;
             }

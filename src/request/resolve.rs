@@ -355,7 +355,8 @@ mod tests {
             let blocks = stg_blocks(&config, &c, &perturbing_scales(&config, roles(&config))).expect("legal");
             [blocks.video, blocks.audio]
         };
-        let span = config::Retake { start: 0.5, end: None, video: true, audio: false };
+        let kept = config::Kept::default();
+        let span = config::Retake { from: 0.5, to: None, video: true, audio: false, kept };
         assert_eq!(given(Pipeline::Retake, Some(span)), [vec![2], vec![2]]);
         assert_eq!(given(Pipeline::VideoToAudio, None), [none(), vec![2]]);
         let fault = |set: &[&str]| blocks(&c, set).expect_err("no such block").to_string();

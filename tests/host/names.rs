@@ -41,7 +41,7 @@ fn frames(folder: &Path) -> String {
     path.to_str().expect("UTF-8").into()
 }
 
-/// What a name stands for, at a pointer into the configuration.
+/// A name as it stands in the configuration, at a pointer into it.
 fn says(folder: &Path, pairs: &[&str], pointer: &str, want: &Value) {
     let pairs: Vec<String> = pairs.iter().map(|pair| (*pair).to_string()).collect();
     let config = serde_json::to_value(both_ways(folder, &pairs)).expect("a value");

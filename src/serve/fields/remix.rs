@@ -85,7 +85,7 @@ impl RequestFields {
         let own: Vec<&str> =
             FIELDS.iter().filter(|spec| self.values.contains_key(spec.name)).flat_map(keys).copied().collect();
         let is_said = |key: &&str| own.contains(key) || self.says(&format!("ltx2.{key}"));
-        for spec in FIELDS.iter().filter(|spec| keys(spec).iter().any(|key| is_said(key))) {
+        for spec in FIELDS.iter().filter(|spec| keys(spec).iter().any(is_said)) {
             if let Some(value) = below.fields.shift_remove(spec.name) {
                 keys(spec).iter().for_each(|key| set(&mut below.tree, key, value.clone()));
             }

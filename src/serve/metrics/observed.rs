@@ -322,12 +322,9 @@ impl Device for ObservedDevice {
         if order.resume {
             metrics.resumed.inc();
         }
-        match &result {
-            Ok(_) => {
-                let pipeline = order.jobs.first().map_or("", |job| job.config.pipeline.name());
-                metrics.run_seconds.get_or_create(&PipelineLabel { pipeline }).observe(seconds);
-            }
-            Err(_) => {}
+        if result.is_ok() {
+            let pipeline = order.jobs.first().map_or("", |job| job.config.pipeline.name());
+            metrics.run_seconds.get_or_create(&PipelineLabel { pipeline }).observe(seconds);
         }
         let ids = order.jobs.iter().map(|job| job.id.clone());
         let measured = |(inner, id)| Box::new(ObservedMade { inner, id, pulse: Arc::clone(&pulse) }) as Box<dyn Made>;
