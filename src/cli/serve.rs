@@ -100,7 +100,7 @@ struct LimitArgs {
     /// Videos that may wait [default: 64]
     #[arg(long, value_name = "N")]
     queue: Option<u64>,
-    /// Videos of one key that may wait [default: 32]
+    /// Videos of one key that may wait, with keys [default: 32]
     #[arg(long, value_name = "N")]
     queue_per_key: Option<u64>,
     /// Videos that are made together [default: as many as the layout makes at once]

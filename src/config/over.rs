@@ -15,7 +15,7 @@ const FRAMES: &str = "request.num_frames";
 #[derive(Clone, Debug)]
 pub(crate) struct RequestLayer {
     tree: Tree,
-    /// What was written as a tree of keys, below single ones.
+    /// Keys that were written as a tree, below single ones.
     keys: Tree,
     length: Option<Length>,
     /// Keys that the configuration below does not say for this request.

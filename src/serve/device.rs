@@ -49,7 +49,7 @@ pub enum RunError {
     Device(String),
 }
 
-/// What there is to tell of a device, since it was last asked.
+/// Counts, times and memory of a device, since it was last asked.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Figures {
     /// Programs that it holds.

@@ -1,6 +1,5 @@
 //! Figures of the server beside its goals, on a device that follows a script: what the server costs, apart from the model.
-//! `make serve-load` runs them alone and writes the table. A figure that misses its goal fails there, not
-//! here: other work of the machine shows in it.
+//! `make serve-load` runs them alone, writes the table, and fails where a goal is missed; so does a test that is run by itself.
 
 use std::io::Cursor;
 use std::net::SocketAddr;

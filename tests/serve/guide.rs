@@ -38,13 +38,16 @@ fn the_page_s_commands_do_what_it_says() {
     assert!(program.matches("curl").count() > 10, "{program}");
     // What a reader has otherwise: the program on the path, with a model and a folder of its own.
     let program_on_path = format!(
-        "#!/bin/sh\ncommand=$1\nshift\nexec '{binary}' \"$command\" --listen 127.0.0.1:{port} --state '{state}' -m '{model}' \
-         --set sampler.steps=4 --set runtime.compile_cache='{programs}' \"$@\"\n",
+        "#!/bin/sh\ncommand=$1\nshift\nset -- --set runtime.compile_cache='{programs}' \"$@\"\n\
+         [ $command = serve ] && set -- --listen 127.0.0.1:{port} --state '{state}' -m '{model}' --set sampler.steps=4 \"$@\"\n\
+         exec '{binary}' $command \"$@\"\n",
         binary = env!("CARGO_BIN_EXE_ltx2"),
         state = folder.path().join("state").display(),
         programs = support::programs().display(),
         model = fs::canonicalize("assets/nano").expect("the toy model").display(),
     );
+    std::os::unix::fs::symlink(fs::canonicalize("assets").expect("a folder"), folder.path().join("assets"))
+        .expect("a link");
     let wrapper = folder.path().join("ltx2");
     fs::write(&wrapper, program_on_path).expect("written");
     fs::set_permissions(&wrapper, fs::Permissions::from_mode(0o755)).expect("a mode");
@@ -62,12 +65,18 @@ fn the_page_s_commands_do_what_it_says() {
         .expect("bash runs");
     let said = format!("{}{}", String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
     assert!(done.status.success(), "{:?}: {said}", done.status);
-    for name in ["a.mp4", "b.mp4", "c.mp4"] {
+    for name in ["a.mp4", "again.mp4", "b.mp4", "c.mp4"] {
         assert!(is_video(&folder.path().join(name)), "{name}: {said}");
     }
     let sidecar: serde_json::Value =
         serde_json::from_slice(&fs::read(folder.path().join("a.json")).expect("a sidecar")).expect("JSON");
     assert_eq!(sidecar["config"]["request"]["seed"], 7, "{sidecar}");
+    // The downloaded sidecar names no folder, and makes the same video.
+    assert!(!sidecar.to_string().contains(&folder.path().display().to_string()), "{sidecar}");
+    let again = fs::read(folder.path().join("again.json")).expect("a sidecar");
+    let again: serde_json::Value = serde_json::from_slice(&again).expect("JSON");
+    assert!(sidecar["sha256"]["frames"].is_string());
+    assert_eq!(again["sha256"], sidecar["sha256"]);
     let first: serde_json::Value =
         serde_json::from_slice(&fs::read(folder.path().join("job.json")).expect("an answer")).expect("JSON");
     assert_eq!((&first["object"], &first["seed"]), (&"video".into(), &7.into()), "{first}");

@@ -144,31 +144,63 @@ fn slow_senders_of_headers_keep_nobody_out() {
     site.end();
 }
 
-/// Polls of a running job while hundreds of slow clients hold on.
+/// Slow clients: every second a reader takes a KiB, and a sender of a body gives ten bytes.
+struct Slow {
+    held: Vec<TcpStream>,
+    over: Arc<AtomicBool>,
+    paced: std::thread::JoinHandle<()>,
+}
+
+impl Slow {
+    fn hold(site: &Site, readers: &[String], halves: usize, senders: usize) -> Self {
+        let open = |text: &str| {
+            let mut stream = TcpStream::connect(site.address).expect("a connection");
+            stream.write_all(text.as_bytes()).expect("sent");
+            stream
+        };
+        let head = |line: &str, more: &str| format!("{line} HTTP/1.1\r\nhost: localhost\r\n{more}\r\n");
+        let mut reading: Vec<TcpStream> = readers.iter().map(|path| open(&head(&format!("GET {path}"), ""))).collect();
+        let body = "content-type: application/json\r\ncontent-length: 100000\r\n";
+        let mut sending: Vec<TcpStream> = (0..senders).map(|_| open(&head("POST /v1/videos", body))).collect();
+        let held = (0..halves).map(|_| open("GET /live HTTP/1.1\r\nhost: loc")).collect();
+        reading.iter().chain(&sending).for_each(|stream| stream.set_nonblocking(true).expect("an option"));
+        let over = Arc::new(AtomicBool::new(false));
+        let ends = Arc::clone(&over);
+        let paced = std::thread::spawn(move || {
+            while !ends.load(Ordering::Relaxed) {
+                let since = Instant::now();
+                // One that was cut is no longer heard.
+                reading.iter_mut().for_each(|stream| drop(stream.read(&mut [0; 1024])));
+                sending.iter_mut().for_each(|stream| drop(stream.write(b"          ")));
+                while since.elapsed() < Duration::from_secs(1) && !ends.load(Ordering::Relaxed) {
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+            }
+        });
+        Slow { held, over, paced }
+    }
+
+    fn end(self) {
+        self.over.store(true, Ordering::Relaxed);
+        self.paced.join().expect("ended");
+        drop(self.held);
+    }
+}
+
+/// Polls of a running job while hundreds of slow clients hold on; in full, those that send too slowly are cut, too.
 #[needs(nothing)]
 fn polls_go_on_beside_slow_clients() {
-    let count = if full() { 200 } else { 40 };
+    let (readers, halves, senders) = if full() { (500, 500, 200) } else { (60, 60, 24) };
     let site = Site::new(&[]);
     let done = site.create("steps=1 bytes=16777216");
     site.wait(&done);
     let id = site.create("steps=100000 ms=10");
-    let mut held = Vec::new();
-    for _ in 0..count {
-        // Readers of a file and of events at no speed, half a head, a body that does not come.
-        for (path, length) in [
-            (format!("GET /v1/videos/{done}/content?variant=audio"), None),
-            (format!("GET /v1/videos/{id}/events"), None),
-            ("POST /v1/videos".to_string(), Some(1000)),
-        ] {
-            let (method, path) = path.split_once(' ').expect("two words");
-            let mut client = site.client();
-            client.head(method, path, &[("content-type", "application/json")], length).expect("sent");
-            held.push(client);
-        }
-        let mut half = site.client();
-        half.stream().write_all(b"GET /live HTTP/1.1\r\n").expect("sent");
-        held.push(half);
-    }
+    let streams = readers.min(256) / 2;
+    let paths = (0..readers).map(|n| match n < streams {
+        true => format!("/v1/videos/{id}/events"),
+        false => format!("/v1/videos/{done}/content?variant=audio"),
+    });
+    let slow = Slow::hold(&site, &paths.collect::<Vec<_>>(), halves, senders);
     let mut client = site.client();
     let path = format!("/v1/videos/{id}");
     let mut times: Vec<Duration> = (0..500)
@@ -179,9 +211,16 @@ fn polls_go_on_beside_slow_clients() {
         })
         .collect();
     let (half, most) = (quantile(&mut times, 0.5), quantile(&mut times, 0.99));
-    eprintln!("polls beside {} slow clients: p50 {half:?}, p99 {most:?}", held.len());
+    eprintln!("polls beside {} slow clients: p50 {half:?}, p99 {most:?}", readers + halves + senders);
     assert!(most < Duration::from_millis(20 * slower()), "{half:?}, {most:?}");
-    drop(held);
+    if full() {
+        crate::scripted::until("half heads and slow bodies to be cut", || {
+            let text = client.get("/metrics").text();
+            let line = text.lines().find_map(|line| line.strip_prefix("ltx2_http_connections "));
+            line.and_then(|count| count.parse::<usize>().ok()).is_some_and(|count| count <= readers + 1)
+        });
+    }
+    slow.end();
     site.send("DELETE", &path, None);
     site.end();
 }

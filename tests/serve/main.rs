@@ -12,6 +12,7 @@ mod command;
 mod container;
 mod crash;
 mod disk;
+mod edits;
 mod events;
 mod figures;
 mod guide;

@@ -1,14 +1,15 @@
 //! Places in the queue: how many there are, when a request has one, and requests that need none.
 
 use std::io::Write;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use ltx2::config::Serve;
-use ltx2::serve::job::State;
+use ltx2::config::{Drain, Serve};
+use ltx2::serve::job::{JobPhase, State};
 use ltx2::serve::jobs::Caller;
 use serde_json::{Value, json};
 
-use crate::scripted::{Server, anyone, quick_folder, until};
+use crate::scripted::{Server, anyone, frames_of, quick_folder, until};
 use crate::site::{Answer, Client, Site, body};
 use crate::support::needs;
 
@@ -34,7 +35,7 @@ fn the_default_queue_takes_64_and_half_of_them_of_one_key() {
     ids.iter().for_each(|id| drop(server.jobs.cancel(&anyone(), id).expect("cancelled")));
     (0..64).for_each(|n| drop(server.send(&format!("again={n}"))));
     assert_eq!(server.jobs.admit(&anyone()).err().expect("no 65th").code, "queue_full");
-    server.log.released.store(true, std::sync::atomic::Ordering::Release);
+    server.log.released.store(true, Ordering::Release);
     server.until("an empty queue", |jobs| jobs.queue(&anyone()).1.is_empty());
     server.stop().expect("drained");
 }
@@ -144,5 +145,54 @@ fn an_end_is_in_time_whatever_hangs() {
     let (since, log) = (Instant::now(), std::sync::Arc::clone(&site.log));
     assert_eq!(site.end(), 130);
     assert!(since.elapsed() < Duration::from_secs(5), "{:?}", since.elapsed());
-    log.released.store(true, std::sync::atomic::Ordering::Release);
+    log.released.store(true, Ordering::Release);
+}
+
+/// A server that is asked to end at any stage of a video ends cleanly, and the next start has the video, as it would have been.
+#[needs(nothing)]
+fn a_drain_at_any_stage_loses_nothing() {
+    let stages = [
+        JobPhase::Compiling,
+        JobPhase::Loading,
+        JobPhase::TextEncoder,
+        JobPhase::Denoise,
+        JobPhase::Upsampler,
+        JobPhase::Refine,
+        JobPhase::VideoDecoder,
+        JobPhase::AudioDecoder,
+        JobPhase::Encoding,
+    ];
+    for (drain, stage) in [Drain::Checkpoint, Drain::Finish].into_iter().flat_map(|d| stages.map(|stage| (d, stage))) {
+        let state = quick_folder();
+        let mut settings = crate::scripted::settings();
+        settings.drain = drain;
+        let server = Server::start(state.path(), settings.clone());
+        let name = serde_json::to_value(stage).expect("a name");
+        let pause = match stage {
+            JobPhase::Denoise => "fault=hang at=2".to_string(),
+            JobPhase::Encoding => "write_ms=100".into(),
+            _ => format!("pause={}", name.as_str().expect("a name")),
+        };
+        let id = server.send(&pause);
+        let waits = server.send("waits");
+        server.until(&format!("{stage:?}"), |jobs| {
+            let job = jobs.get(&anyone(), &id).expect("it");
+            job.progress.stage == stage && (stage != JobPhase::Denoise || job.progress.step == 2)
+        });
+        server.jobs.drain();
+        server.log.released.store(true, Ordering::Release);
+        server.join().unwrap_or_else(|why| panic!("{drain:?} {stage:?}: {why}"));
+
+        let server = Server::start(state.path(), settings);
+        server.log.released.store(true, Ordering::Release);
+        let found = server.get(&id).record.state;
+        let is_made = drain == Drain::Finish || stage == JobPhase::Encoding;
+        assert!(!is_made || found == State::Completed, "{drain:?} {stage:?}: {found:?}");
+        for id in [&id, &waits] {
+            let job = server.wait(id);
+            assert_eq!(job.record.produced.as_ref().expect("a video").frames_sha256, frames_of(&job.accepted));
+            assert_eq!(job.record.attempts, 1, "{drain:?} {stage:?}: a drain is no crash");
+        }
+        server.stop().expect("drained");
+    }
 }

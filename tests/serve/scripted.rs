@@ -108,7 +108,22 @@ impl ScriptedDevice {
                 let _ = media::write_atomically(path, format!("{identity}\n{step}").as_bytes());
             }
         };
-        tell(JobPhase::TextEncoder, 0, 0)?;
+        let paused = word::<String>(&script, "pause");
+        // Stages that a script names are told, and last until the test goes on.
+        let pass = |stage: JobPhase, is_usual: bool, tell: &mut Tell| -> Result<(), RunError> {
+            let is_paused = serde_json::to_value(stage).is_ok_and(|name| name.as_str() == paused.as_deref());
+            if is_usual || is_paused {
+                tell(stage, 0, 0)?;
+            }
+            if is_paused {
+                self.wait();
+                tell(stage, 0, 0)?;
+            }
+            Ok(())
+        };
+        pass(JobPhase::Compiling, false, &mut tell)?;
+        pass(JobPhase::Loading, false, &mut tell)?;
+        pass(JobPhase::TextEncoder, true, &mut tell)?;
         for step in first..steps {
             for job in &order.jobs {
                 self.fault(job.prompt(), step)?;
@@ -121,7 +136,10 @@ impl ScriptedDevice {
             }
             told?;
         }
-        tell(JobPhase::VideoDecoder, 0, 0)?;
+        pass(JobPhase::Upsampler, false, &mut tell)?;
+        pass(JobPhase::Refine, false, &mut tell)?;
+        pass(JobPhase::VideoDecoder, true, &mut tell)?;
+        pass(JobPhase::AudioDecoder, false, &mut tell)?;
         Ok(order.jobs.iter().map(|job| Box::new(ScriptedMade { job: Arc::clone(job), tries: 0 }) as _).collect())
     }
 
@@ -139,15 +157,23 @@ impl ScriptedDevice {
             Some("device") => Err(RunError::Device("the accelerator is gone".into())),
             Some("panic") => panic!("the device's thread panics"),
             Some("hang") => {
-                while !self.log.released.load(Ordering::Acquire) {
-                    std::thread::sleep(Duration::from_millis(1));
-                }
+                self.wait();
                 Ok(())
             }
             _ => Ok(()),
         }
     }
+
+    /// Until the test goes on.
+    fn wait(&self) {
+        while !self.log.released.load(Ordering::Acquire) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
 }
+
+/// Tells of a moment.
+type Tell<'a> = dyn FnMut(JobPhase, usize, usize) -> Result<(), RunError> + 'a;
 
 /// As the program's own fail points: stops for good where `LTX2_FAILPOINT` names this moment.
 pub fn reach(moment: &str) {

@@ -70,7 +70,7 @@ pub(in crate::serve) fn router(app: Arc<App>) -> Result<Router, String> {
     Ok(outermost(router, app, bound))
 }
 
-/// What comes before all else on either address: the line of the log, and the name of the server.
+/// The layers that come before all else on either address: the line of the log, and the name of the server.
 fn outermost(router: Router, app: Arc<App>, bound: SocketAddr) -> Router {
     router
         .layer(from_fn_with_state((Arc::clone(&app), bound.ip()), guard::host))

@@ -7,7 +7,7 @@ use super::table::{FIELDS, Place};
 use crate::config::BY_REFERENCE;
 use crate::serve::job::Accepted;
 
-/// What stands for the same thing: each of these takes the place of all. Behind `ltx2.` stands a key of the YAML.
+/// Names that stand for the same thing: each of these takes the place of all. Behind `ltx2.` stands a key of the YAML.
 const SAME: [&[&str]; 7] = [
     &["seconds", "num_frames", "ltx2.request.num_frames"],
     &["num_inference_steps", "sigmas", "ltx2.sampler.steps", "ltx2.sampler.sigmas"],
@@ -17,7 +17,7 @@ const SAME: [&[&str]; 7] = [
     &["negative_prompt", "ltx2.request.negative_prompt"],
     &["pipeline", "ltx2.pipeline"],
 ];
-/// What takes the place of others, which do not take its own.
+/// Names that take the place of others, which do not take theirs.
 const INSTEAD: [(&[&str], &[&str]); 2] = [
     (
         &["stg_blocks", "ltx2.guidance.stg_blocks"],

@@ -9,7 +9,7 @@ use crate::pipeline::executor::Executor;
 use crate::pipeline::report::peak_memory;
 use crate::runtime::ExecutableOrigin;
 
-/// What has happened since figures were last taken.
+/// Counts and times since figures were last taken.
 #[derive(Debug, Default)]
 pub(super) struct Counts {
     compiled: u64,

@@ -215,7 +215,7 @@ fn the_server_has_limits_of_its_own() {
         assert_eq!(of(&["serve.max_steps=3"], body.clone()), refused("invalid_value", param), "{body}");
     }
     // Each round of dfr doubles the frames.
-    let dfr = Server::new("ltx2_5_dfr", &["serve.max_frames=10000", "serve.max_tokens=40000"]);
+    let dfr = Server::new("ltx2_5_dfr", &["serve.max_frames=10000", "serve.max_tokens=20000"]);
     let rounds = |rounds: usize| {
         let tree = json!({"dfr": {"temporal_rounds": rounds}});
         dfr.bad(&json!({"seed": 1, "size": "768x512", "num_frames": 121, "ltx2": tree}))
