@@ -23,7 +23,7 @@ import official_pipelines
 import torch
 
 from cases_decoders import thin
-from cases_official import UPSAMPLERS, Model, keys, request, scales
+from cases_official import SOUND, UPSAMPLERS, Model, keys, request, scales
 from common import CASES, fix_numerics, show, write_case
 
 _FRAMES, _HEIGHT, _WIDTH, _RATE, _SAMPLES = 17, 64, 96, 24.0, 11333
@@ -33,7 +33,7 @@ _FULL = {
     "video": scales(cfg=3.0, stg=1.0, modality=3.0, rescale=0.7, stg_blocks=[1]),
     "audio": scales(cfg=7.0, stg=1.0, modality=3.0, rescale=0.7, stg_blocks=[1]),
 }
-# The video of sound that is made to it is guided by nothing, as the sound of a video that is made to it is by them.
+# What is given is guided by nothing.
 _SOUND_ONLY = {"video": scales(), "audio": _FULL["audio"]}
 # Without video there is no pass without it.
 _ALONE = {"video": scales(), "audio": {**_FULL["audio"], "modality": 1.0}}
@@ -175,6 +175,12 @@ class Given(official_pipelines.Run):
         """What they have no pipeline for."""
         r, n = self.request, self.frames
         by_index = importlib.import_module("ltx_core.conditioning").VideoConditionByLatentIndex
+        if r["kind"] == "audio_to_video":
+            media = importlib.import_module("ltx_pipelines.utils.media_io")
+            given = media.decode_audio_from_file(str(r["audio"]["path"]), "cpu", r["audio"]["start"], n / _RATE)
+            encode = importlib.import_module("ltx_core.model.audio_vae").encode_audio
+            sound = self.pipeline.audio_conditioner(lambda encoder: encode(given, encoder, None))[:, :, : round(n / _RATE * 25)]
+            return self._pass({}, dict(initial_latent=sound, frozen=True), given="audio")
         if r["kind"] == "video_to_audio":
             video, _ = self._encoded(slice(None))
             region = self.module.TemporalRegionMask(0.0, 0.0, _RATE)
@@ -253,6 +259,11 @@ def cases(wheels):
     yield "extend_before", *extend(9, before=True), False
     yield "extend_before_17", *extend(17, before=True), False
     yield "video_to_audio", *to_sound, True
+    to_video = dict(
+        kind="audio_to_video", audio=dict(path=SOUND, start=0.05), num_frames=9,
+        guidance={"video": _FULL["video"], "audio": scales()},
+    )
+    yield "audio_to_video", to_video, ["pipeline=audio_to_video"], True
     yield "text_to_audio", dict(kind="text_to_audio", guidance=_ALONE), ["pipeline=text_to_audio"], True
 
 
@@ -272,7 +283,8 @@ def write(model, component, source):
             named = {n: v for n, v in named.items() if not alone or n == "latents.audio"}
             outputs.update({f"step_{step}.{n}": v.contiguous() for n, v in named.items()})
         if decode:
-            kept = ["audio"] if asked["kind"] in ("text_to_audio", "video_to_audio") else ["video", "audio"]
+            made_of = {"text_to_audio": ["audio"], "video_to_audio": ["audio"], "audio_to_video": ["video"]}
+            kept = made_of.get(asked["kind"], ["video", "audio"])
             outputs |= model.decoded(steps[-1], sizes[0], kept)
         outputs, extra = thin({k: v.contiguous() for k, v in outputs.items()}, _STRIDES, limit=0)
         # Guidance of streams that are not made changes nothing here, so that the settings can be the preset's.
@@ -280,7 +292,7 @@ def write(model, component, source):
         reference = "official_1_0" if component.endswith("_1_0") else "official"
         own = [key for key in keys(told, reference) if not key.startswith(("pipeline=", "request.num_frames", "request.frame_rate"))]
         if not any("extend" in key for key in settings):
-            own.append(f"request.num_frames={_FRAMES}")
+            own.append(f"request.num_frames={asked['num_frames']}")
         scalars = {
             "preset": {"tiny_a": "ltx2", "tiny_2_3": "ltx2_3"}[model.name], "common": [*own, *settings], "keys": {"": []},
             "upsampler": UPSAMPLERS[model.name],

@@ -50,6 +50,7 @@ ROWS = [
     Row("audio encoder", "it parity::audio_encoder", r"audio-encoder/"),
     Row("given sound to tokens", "it sound::", r"given-sound/", _WHEELS),
     Row("video to a given sound", "it official_steps::", r"official(_1_0)?/tiny_\w+_audio "),
+    Row("video to a given sound, one pass", "it given_video::", r"given_video/tiny_\w+_audio_to_video "),
     Row("retake", "it given_video::", r"given_video(_1_0)?/tiny_\w+?_retake\w* "),
     Row("extend behind the end", "it given_video::", r"given_video(_1_0)?/tiny_\w+?_extend(_\d+)? "),
     Row("extend before the start", "it given_video::", r"given_video/tiny_\w+?_extend_before\w* "),

@@ -1,5 +1,5 @@
 //! A video made to a sound that is given: the sound stays as it is, and goes with the video. What is made of it is compared
-//! with Lightricks' pipeline in `official_steps`.
+//! with Lightricks' pipeline in `official_steps`, in one pass with its parts in `given_video`.
 
 use std::path::Path;
 
@@ -11,7 +11,6 @@ use ltx2::request::Request;
 
 use crate::layouts::{build, limit};
 use crate::support::official::{cases_of, dumping_steps, open_with, request};
-use crate::support::thresholds::row;
 use crate::support::{Case, cpu, dumped, dumping, generate, needs, plain, relative_l2};
 
 const SOUND: &str = "tests/fixtures/sounds/given.flac";
@@ -67,32 +66,6 @@ fn the_sound_stays_and_goes_with_the_video() {
         ..request.passes().0
     };
     assert_eq!(one, same);
-}
-
-/// One pass at half the size is the first of Lightricks' two, step by step.
-#[needs(cpu, full)]
-fn one_pass_is_the_first_of_the_reference_s_two() {
-    for model in ["tiny_a", "tiny_2_3"] {
-        let (all, mut runner) = cases_of(&cpu(8), "official", model);
-        let case = case(all);
-        let preset = case.scalars["preset"].as_str().and_then(|name| name.strip_suffix("_two_stage")).expect("two");
-        let keys = case.scalars["common"].as_array().expect("settings").iter();
-        let keys = keys.map(|key| match key.as_str().expect("a setting") {
-            "pipeline=two_stage" => "pipeline=audio_to_video",
-            "request.width=128" => "request.width=64",
-            "request.height=64" => "request.height=32",
-            other => other,
-        });
-        let config = Config::load(preset, keys.chain(["runtime.dtype=f32"])).expect("a configuration");
-        let request = runner.model.request(&config, &config.jobs().expect("a job")[0]).expect("a request");
-        assert!(request.passes().1.is_none());
-        let made = generate(&mut runner, &request, &dumping_steps());
-        let steps: Vec<_> = case.outputs.keys().filter(|name| name.starts_with("step_")).collect();
-        assert_eq!(steps.len(), 6);
-        for name in steps {
-            case.within(name, dumped(&made, name), row(&case.name).f32());
-        }
-    }
 }
 
 fn sharded(model: &str, layouts: &[(&str, &str)]) {

@@ -82,8 +82,9 @@ fn clips_on_several_devices_are_one_device_s() {
 fn upsampling_on_several_devices_is_one_device_s() {
     let client = cpu(8);
     for name in ["tiny_a_temporal_x1_5", "tiny_2_3_temporal_x1_5"] {
-        let (case, folder) = (upsampling::case_of(name), tempfile::tempdir().expect("a folder"));
+        let case = upsampling::case_of(name);
         let run = |how| {
+            let folder = tempfile::tempdir().expect("a folder");
             let mut runner = upsampling::open_with(&case, folder.path(), &client, how);
             let request = request(&case, &runner.model);
             generate(&mut runner, &request, &dumping(None))
