@@ -52,7 +52,8 @@ mod tests {
         let before = of_given(&config).expect("hashes");
         let mut known: Vec<&str> = before.keys().map(String::as_str).collect();
         let mut all = names.map(path);
-        (known.sort_unstable(), all.sort_unstable());
+        known.sort_unstable();
+        all.sort_unstable();
         assert_eq!(known, all);
         for (name, file) in names.iter().zip(files) {
             // Written over in place: neither size nor the folder's time says so.
