@@ -138,7 +138,7 @@ fn most_bytes() -> u64 {
 }
 
 /// Refuses frames of more than `limit` bytes.
-fn check_size(path: &Path, frames: usize, (width, height): (usize, usize), limit: u64) -> Result<()> {
+fn check_size(path: &Path, frames: usize, width: usize, height: usize, limit: u64) -> Result<()> {
     let bytes = [frames, width, height].iter().fold(3u64, |all, n| all.saturating_mul(*n as u64));
     if bytes <= limit {
         return Ok(());
@@ -159,7 +159,7 @@ fn read_frames(path: &Path, ffmpeg: &Path, most: Option<usize>, bytes: u64) -> R
     let most_frames = most.unwrap_or(usize::MAX);
     if path.is_dir() {
         let (frames, width, height) = png_size(path)?;
-        check_size(path, frames.min(most_frames), (width, height), bytes)?;
+        check_size(path, frames.min(most_frames), width, height, bytes)?;
         return read_first_png_frames(path, most_frames);
     }
     std::fs::metadata(path).map_err(Error::io("read", path))?;
@@ -169,7 +169,7 @@ fn read_frames(path: &Path, ffmpeg: &Path, most: Option<usize>, bytes: u64) -> R
     // What is decoded may be larger than the header tells: memory goes by the header, and some blocks at the edges.
     let told = told(path)?;
     if let Some(told) = &told {
-        check_size(path, told.times.len().min(most_frames), (told.width, told.height), bytes)?;
+        check_size(path, told.times.len().min(most_frames), told.width, told.height, bytes)?;
     }
     let pixels = told.as_ref().map(|told| ((told.width + 64) * (told.height + 64)).to_string());
     let before: Vec<&str> = pixels.iter().flat_map(|pixels| ["-max_pixels", pixels]).chain(BEFORE).collect();

@@ -183,10 +183,12 @@ mod tests {
         let found = |own: &GuidanceSteps| -> Vec<_> { own.by_sigma.iter().map(|s| (s.scales.cfg, s.skip)).collect() };
         assert_eq!([found(&steps.video), found(&steps.audio)], [[(5.0, 1), (1.0, 2)]; 2]);
         assert_eq!(branches(&config), [Branch::Conditional, Branch::Negative]);
-        // Sound alone is not guided by a pass without video.
-        let alone =
-            ["pipeline=text_to_audio", "guidance.audio.modality=3", "guidance.audio.cfg=1", "guidance.video.cfg=4"];
-        assert_eq!(branches(&self::config(&alone)), [Branch::Conditional]);
+        // Sound alone is not guided by a pass without video, which its preset of every term has.
+        let alone = "pipeline=text_to_audio";
+        let all = [Branch::Conditional, Branch::Negative, Branch::Perturbed];
+        assert_eq!(branches(&self::config(&[alone])), all);
+        let plain = [alone, "guidance.audio.stg=0", "guidance.audio.cfg=1", "guidance.video.cfg=4"];
+        assert_eq!(branches(&self::config(&plain)), [Branch::Conditional]);
         assert_eq!(branches(&self::config(&["guidance.video.cfg=1", "guidance.audio.cfg=1"])), [Branch::Conditional]);
         let apg = ["guidance.kind=apg", "guidance.apg.eta=0.5"];
         let found = guider(&self::config(&apg)).expect("a guider");
