@@ -284,7 +284,8 @@ fn what_is_no_http() {
         let mut client = site.client();
         client.stream().set_read_timeout(Some(Duration::from_secs(20))).expect("an option");
         client.stream().write_all(text.as_bytes()).expect("sent");
-        let answer = client.answer(false).unwrap_or_else(|error| panic!("{what}: {error}"));
+        // No answer at all is 0: hyper closes a connection of another protocol.
+        let answer = client.answer(false).unwrap_or_default();
         let found = (answer.status, !answer.body.is_empty());
         if found != (status, is_json) {
             wrong.push(format!("{what}: {found:?} {}", answer.text()));
