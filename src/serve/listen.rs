@@ -151,7 +151,6 @@ async fn answer(
     let served = http1::Builder::new()
         .header_read_timeout(None)
         .max_header_size(limits.header_bytes)
-        .pipeline_flush(true)
         .serve_connection(io, service);
     let mut served = pin!(served);
     let mut ends = false;

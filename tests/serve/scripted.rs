@@ -333,7 +333,17 @@ pub struct Server {
 
 impl Server {
     pub fn start(state: &Path, settings: Serve) -> Self {
-        Server::with(Arc::new(FileStore::open(state).expect("a store")), settings, Pace::default())
+        let since = Instant::now();
+        // A process that another test starts has this one's files until it runs its own program.
+        let store = loop {
+            match FileStore::open(state) {
+                Err(error) if error.kind() == std::io::ErrorKind::ResourceBusy && since.elapsed().as_secs() < 5 => {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                other => break other.expect("a store"),
+            }
+        };
+        Server::with(Arc::new(store), settings, Pace::default())
     }
 
     pub fn with(store: Arc<dyn JobStore>, settings: Serve, pace: Pace) -> Self {

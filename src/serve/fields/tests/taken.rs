@@ -189,8 +189,8 @@ fn a_contradiction_within_a_request_is_told() {
 }
 
 /// The values of a remix hold, in whatever way its source said others; the rest stays, over several remixes.
-#[test]
 #[allow(clippy::too_many_lines)] // A table.
+#[test]
 fn a_remix_wins_over_its_source_however_either_was_written() {
     let server = Server::new("nano", &["serve.max_tokens=100000"]);
     let remix = |source: &Accepted, body: &Value| {
