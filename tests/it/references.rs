@@ -24,7 +24,6 @@ use crate::support::{Case, cpu, dumped, dumping, generate, needs, plain, relativ
 pub struct Patterns(tempfile::TempDir);
 
 impl Patterns {
-    #[allow(clippy::new_without_default)] // It writes files.
     pub fn new() -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         for (name, size) in
