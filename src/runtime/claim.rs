@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 /// A process's claim on an entry that is not there: others that want its program wait until it is dropped. It is a locked file
-/// beside the entry, so that it ends with its process.
+/// next to the entry, so that it ends with its process.
 pub(super) struct Claim {
     path: PathBuf,
     file: File,
