@@ -350,7 +350,7 @@ mod tests {
         assert_eq!(official(&["guidance.stg_blocks=[29]"]), [none(), none()]);
         // Of what is given: a stream that a retake leaves as it is, none that is all of the video.
         let given = |pipeline, retake| {
-            let mut config = config(&["guidance={stg_blocks: [2], video: {stg: 1}, audio: {stg: 1}}"]);
+            let mut config = config(&["guidance.stg_blocks=[2]", "guidance.video.stg=1", "guidance.audio.stg=1"]);
             (config.pipeline, config.request.retake) = (pipeline, retake);
             let blocks = stg_blocks(&config, &c, &perturbing_scales(&config, roles(&config))).expect("legal");
             [blocks.video, blocks.audio]
