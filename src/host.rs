@@ -5,9 +5,18 @@ use std::fs;
 /// Bytes of memory that are free for this process, where the system says so: the host's, and what its control group leaves.
 pub(crate) fn free_memory() -> Option<u64> {
     let host = fs::read_to_string("/proc/meminfo").ok().and_then(|info| available(&info));
-    let number = |file: &str| fs::read_to_string(format!("/sys/fs/cgroup/{file}")).ok()?.trim().parse::<u64>().ok();
-    let group = number("memory.max").zip(number("memory.current")).map(|(most, used)| most.saturating_sub(used));
-    host.into_iter().chain(group).min()
+    let text = |file: &str| fs::read_to_string(format!("/sys/fs/cgroup/{file}")).ok();
+    let number = |file: &str| text(file)?.trim().parse::<u64>().ok();
+    let cached = text("memory.stat").map_or(0, |stat| reclaimable(&stat));
+    let left = |(most, used): (u64, u64)| most.saturating_sub(used.saturating_sub(cached));
+    host.into_iter().chain(number("memory.max").zip(number("memory.current")).map(left)).min()
+}
+
+/// Bytes of a control group that hold files and go when memory is wanted: weights that were read, not what a process holds.
+fn reclaimable(stat: &str) -> u64 {
+    let files = stat.lines().filter_map(|line| line.split_once(' '));
+    let files = files.filter(|(name, _)| ["active_file", "inactive_file"].contains(name));
+    files.filter_map(|(_, bytes)| bytes.parse::<u64>().ok()).sum()
 }
 
 /// Bytes that the kernel calls available.
@@ -25,6 +34,8 @@ mod tests {
         let info = "MemTotal:       16306660 kB\nMemFree:          264868 kB\nMemAvailable:    8000000 kB\n";
         assert_eq!(available(info), Some(8_192_000_000));
         assert_eq!((available(""), available("MemAvailable: much")), (None, None));
+        let stat = "anon 5000\nfile 900\ninactive_anon 1\nactive_anon 2\ninactive_file 300\nactive_file 400\n";
+        assert_eq!((reclaimable(stat), reclaimable("")), (700, 0));
         assert_eq!(free_memory().is_some(), fs::exists("/proc/meminfo").unwrap_or(false));
     }
 }

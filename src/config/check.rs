@@ -148,13 +148,18 @@ fn check_source(config: &Config) -> Result<(), Fault> {
                 None => format!("{} s to the end", span.from),
             };
             if span.to.is_some_and(|to| span.from >= to) {
-                return fail("request.retake", text, "is empty; end must be after start".into());
+                return fail("request.retake", text, "is empty; to must be after from".into());
             }
             if span.from >= seconds {
                 return fail("request.retake", text, format!("lies behind the video, which ends at {seconds:.3} s"));
             }
             if !span.video && !span.audio {
                 return fail("request.retake", text, "makes neither video nor sound anew; set one of both true".into());
+            }
+            if span.from <= 0.0 && span.to.is_none() {
+                let why = "is the whole video: say the span that is made anew, --retake FROM TO; without a given video it is \
+                           --pipeline text_to_video";
+                return fail("request.retake", text, why.into());
             }
         }
         (Some(_), _) => return fail("request.retake", name(), "is the pipeline retake's alone".into()),

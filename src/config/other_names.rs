@@ -47,9 +47,10 @@ const KEYS: [Key; 3] = [
 ];
 
 /// A word with a second name: the keys that take it, their definition in the schema, the word, its other name.
-const WORDS: [(&[&str], &str, &str, &str); 2] = [
+const WORDS: [(&[&str], &str, &str, &str); 3] = [
     (&["pipeline", "serve.pipelines"], "Pipeline", "in_context", "ic_lora"),
     (&["sampler.kind", "two_stage.sampler"], "SamplerKind", "cfg_pp", "euler_ancestral_cfg_pp"),
+    (&["sampler.schedule"], "ScheduleKind", "ltx2", "shifted"),
 ];
 
 /// Puts the first names in the place of the second ones; `place` names a line in errors.

@@ -205,9 +205,10 @@ mod tests {
     fn what_cannot_be_is_said_in_a_line() {
         let span = |span: &str| of(25, 64, 96, &["pipeline=retake", &format!("request.retake={span}")]);
         for (retake, why) in [
-            ("{from: 2, to: 1}", "2 to 1 s (--set): is empty; end must be after start"),
+            ("{from: 2, to: 1}", "2 to 1 s (--set): is empty; to must be after from"),
             ("{from: 1.5, to: 2}", "lies behind the video, which ends at 1.042 s"),
             ("{from: 0, video: false, audio: false}", "makes neither video nor sound anew"),
+            ("{kept: source}", "0 s to the end (--set): is the whole video: say the span"),
         ] {
             let error = span(retake).expect_err("refused");
             assert!(error.contains(why), "{error}");

@@ -132,9 +132,9 @@ pub fn read_first_frames(path: &Path, ffmpeg: &Path, most: usize) -> Result<Fram
     read_frames(path, ffmpeg, Some(most), most_bytes())
 }
 
-/// Bytes of frames that this host can hold: while they are read, they are there twice.
+/// Bytes of frames that this host can hold: they are there up to four times, given, scaled, made and joined.
 fn most_bytes() -> u64 {
-    host::free_memory().map_or(u64::MAX, |free| free / 2)
+    host::free_memory().map_or(u64::MAX, |free| free / 4)
 }
 
 /// Refuses frames of more than `limit` bytes.
@@ -224,7 +224,7 @@ fn rate_of(path: &Path, times: &[i64], num: usize, den: usize) -> Result<f64> {
     // Containers with ticks that are no part of a frame round times to them, and times that come from another one are whole
     // milliseconds; others hold each frame's exactly. A quarter of a frame is less than one that is missing.
     let millisecond = den as f64 / (num as f64 * 1000.0);
-    let rounding = if each < 10.0 { 0.01 } else { millisecond.min(each / 4.0).max(1.0) };
+    let rounding = if each < 4.0 { 0.01 } else { millisecond.min(each / 4.0).max(1.0) };
     let off = |(i, time): (usize, &i64)| ((time - first) as f64 - i as f64 * each).abs() > rounding;
     if each <= 0.0 || times.iter().enumerate().any(off) {
         let why = "its frame rate varies, and frames are not resampled: make it constant first, e.g. \
@@ -266,6 +266,8 @@ mod tests {
         assert_eq!(info.frame_rate, Some(24000.0 / 1001.0));
         // Milliseconds of 24 frames a second, and a start that is not 0.
         assert_eq!(of(&[500, 542, 583, 625, 667, 708, 750], "1/1000").unwrap().frame_rate, Some(24.0));
+        let fast: Vec<i64> = (0..241).map(|n| (f64::from(n) * 1000.0 / 120.0).round() as i64).collect();
+        assert_eq!(of(&fast, "1/1000").unwrap().frame_rate, Some(120.0));
         let varies = of(&[0, 1, 3, 4, 6, 7, 9, 10], "1/24").unwrap_err().to_string();
         assert!(varies.contains("a.mp4: its frame rate varies") && varies.contains("-vf fps=24"), "{varies}");
         // An MP4 that was made of a Matroska file: whole milliseconds in ticks of 1/16000.

@@ -87,6 +87,11 @@ impl Frames {
         &self.data
     }
 
+    /// Takes them out: `[count, height, width, 3]`.
+    pub(crate) fn into_data(self) -> Array4<u8> {
+        self.data
+    }
+
     /// Each frame's bytes, row-major RGB.
     pub fn iter(&self) -> impl Iterator<Item = &[u8]> {
         let size = self.height() * self.width() * 3;

@@ -1,5 +1,6 @@
 //! Finished videos of the given one and what is made: frames of one and sound of the other, or one behind the other.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use ndarray::{Array2, Array4, Array5, Axis as Dim, s};
@@ -46,12 +47,13 @@ pub(super) fn assemble(
         }
         Assembly::Around => {
             let anew = request.conditions.as_ref().zip(times.as_ref()).map(|(own, times)| made_anew(own, times));
-            let source = resized(&clip.frames.part(0..new), request);
+            let source = clip.frames.part(0..new);
+            let source = resized(&source, request).into_owned();
             let frames = match anew.video {
                 None => source,
                 Some(span) => {
                     let [first, end] = [span.start, span.end].map(|at| (at * request.frame_rate).round() as usize);
-                    around(&source, &made, first..end.min(new))
+                    around(source, &made, first..end.min(new))
                 }
             };
             let given = given_sound(clip, sound.nrows(), rate);
@@ -84,8 +86,8 @@ fn made_anew(conditions: &[Condition], bounds: &Array4<f32>) -> Option<Range<f64
 }
 
 /// Frames of `source`, but for those numbers, which are those of `made`.
-fn around(source: &Frames, made: &Frames, anew: Range<usize>) -> Frames {
-    let mut data = source.data().clone();
+fn around(source: Frames, made: &Frames, anew: Range<usize>) -> Frames {
+    let mut data = source.into_data();
     let place = s![anew, .., .., ..];
     data.slice_mut(place).assign(&made.data().slice(place));
     Frames::new(data).expect("a video has frames")
@@ -120,13 +122,13 @@ fn given_sound(clip: &Clip, channels: usize, rate: usize) -> Array2<f32> {
 }
 
 /// The source's frames in the size of the made ones; untouched where they have it.
-fn resized(frames: &Frames, request: &Request) -> Frames {
+fn resized<'a>(frames: &'a Frames, request: &Request) -> Cow<'a, Frames> {
     if (frames.height(), frames.width()) == (request.height, request.width) {
-        return frames.clone();
+        return Cow::Borrowed(frames);
     }
     let video: Array5<f32> = covering_clip(frames, request.height, request.width);
     let video = video.index_axis_move(Dim(0), 0).permuted_axes([1, 0, 2, 3]).mapv(|v| v * 0.5 + 0.5);
-    Frames::from_video(video.view()).expect("frames of a video")
+    Cow::Owned(Frames::from_video(video.view()).expect("frames of a video"))
 }
 
 /// Frames of `first`, then those of `second` behind its first `overlap`.

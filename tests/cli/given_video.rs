@@ -72,7 +72,7 @@ fn videos_and_spans_that_cannot_be() {
         fails(&[&["--video", &video], more].concat())
     };
     for (name, more, why) in [
-        ("good.mp4", &["--retake", "2", "1"][..], "2 to 1 s (flag --retake): is empty; end must be after start"),
+        ("good.mp4", &["--retake", "2", "1"][..], "2 to 1 s (flag --retake): is empty; to must be after from"),
         ("good.mp4", &["--retake", "3", "4"], "lies behind the video, which ends at 0.708 s"),
         ("good.mp4", &["--retake", "0", "1", "--frame-rate", "30"], "the video has 24.000 frames a second"),
         ("good.mp4", &["--retake", "0", "1", "--num-frames", "25"], "the video has 17"),
@@ -184,14 +184,17 @@ fn check_says_what_each_pipeline_needs() {
     };
     let upsampler = ["--upsampler", "tests/fixtures/models/upsampler_rational"];
     for (model, lines) in [
-        (&model[..], ["text_to_audio: ready", "video_to_audio: needs vae", "retake: needs vae", "ic_lora: needs vae"]),
+        (
+            &model[..],
+            ["text_to_audio: ready", "video_to_audio: needs vae", "retake: needs vae", "in_context: needs vae"],
+        ),
         (
             whole,
             [
                 "text_to_audio: ready",
                 "video_to_audio: ready, with --video",
                 "retake: ready, with --video and --retake",
-                "ic_lora: ready, with --reference-video and --lora",
+                "in_context: ready, with --reference-video and --lora",
             ],
         ),
     ] {
@@ -201,7 +204,7 @@ fn check_says_what_each_pipeline_needs() {
     let json: Value = serde_json::from_str(&said(&[&model, "--json"])).expect("JSON");
     assert_eq!(json["pipelines"]["text_to_audio"], serde_json::json!({"ready": true, "missing": []}));
     assert_eq!(json["pipelines"]["extend"]["missing"], serde_json::json!(["vae"]));
-    assert_eq!(json["pipelines"]["ic_lora"]["with"], serde_json::json!(["--reference-video", "--lora"]));
+    assert_eq!(json["pipelines"]["in_context"]["with"], serde_json::json!(["--reference-video", "--lora"]));
 }
 
 /// A silent video whose sound is to be kept is refused before the model is loaded, by either level of a kept stream.

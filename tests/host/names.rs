@@ -139,6 +139,7 @@ fn names_of_sampling_and_models_are_taken_everywhere() {
     let apg =
         ["guidance.kind=legacy_apg", "guidance.apg.eta=0.5", "guidance.apg.threshold=4", "guidance.apg.momentum=0.25"];
     says(dir.path(), &apg, "/guidance/apg", &json!({"eta": 0.5, "threshold": 4.0, "momentum": 0.25}));
+    says(dir.path(), &["sampler.schedule=shifted"], "/sampler/schedule", &"ltx2".into());
     for stream in ["video", "audio"] {
         let key = |name: &str, value: &str| format!("guidance.{stream}.{name}={value}");
         let at = |name: &str| format!("/guidance/{stream}/{name}");
