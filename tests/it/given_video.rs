@@ -147,7 +147,14 @@ fn sharded(model: &str, names: &[&str], layouts: &[(&str, &str)]) {
 #[needs(cpu, full)]
 fn every_layout_gives_what_one_device_gives() {
     let names = ["retake", "extend", "extend_before", "video_to_audio", "text_to_audio"];
-    let layouts = [("fsdp-ulysses", "cfg=2,context=2"), ("tensor", "cfg=2,context=2,tensor=2"), ("ring", "context=4")];
+    let layouts = [
+        ("cfg", "cfg=4"),
+        ("sequence", "context=4"),
+        ("hybrid", "cfg=2,context=4"),
+        ("fsdp-ulysses", "cfg=2,context=2"),
+        ("tensor", "cfg=2,context=2,tensor=2"),
+        ("ring", "context=4"),
+    ];
     sharded("tiny_2_3", &names, &layouts);
 }
 
