@@ -114,9 +114,7 @@ fn every_preset_runs_at_small_size() {
             model,
             "runtime.platform=cpu".into(),
             QUICK.into(),
-            "request.width=64".into(),
-            "request.height=64".into(),
-            "request.num_frames=9".into(),
+            "request={width: 64, height: 64, num_frames: 9}".into(),
             format!("request.max_sequence_length={tokens}"),
         ];
         set.extend((*pipeline != "distilled").then(|| "sampler.steps=2".to_string()));
