@@ -231,6 +231,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     together(&config, |group| match group {
         Some(group) if group.id() > 0 => {
             log::only_warnings();
+            // The first process hears the signals and tells the others when to end; one that went before would take it along.
+            let _heard = Signals::listen()?;
             follow(&config, group).map_err(anyhow::Error::msg)
         }
         group => serve(loaded.clone(), group.cloned()),

@@ -25,18 +25,48 @@ impl Edit {
         self.skip
     }
 
-    /// Leaves of each plane what is heard; silence in front of `end` seconds at most.
-    pub(super) fn apply(&self, planes: &mut [Vec<f32>], rate: u32, end: Option<f64>) {
-        let silence = self.silence.min(end.unwrap_or(MOST_SILENCE));
-        let samples = |seconds: f64| (seconds * f64::from(rate)).round() as usize;
-        for plane in planes {
-            plane.drain(..samples(self.skip).min(plane.len()));
-            if let Some(length) = self.length {
-                plane.truncate(samples(length));
-            }
-            plane.splice(..0, std::iter::repeat_n(0.0, samples(silence)));
+    /// Decoded samples of a channel that lie before second `start` of what is heard.
+    pub(super) fn before(&self, start: f64, rate: u32, end: Option<f64>) -> usize {
+        if start == 0.0 {
+            return 0;
         }
+        samples(self.skip, rate).saturating_add(place(start, rate).saturating_sub(samples(self.gap(end), rate)))
     }
+
+    /// Leaves of each plane, whose first `dropped` samples are gone, what is heard from second `start` on; silence in front of
+    /// `end` seconds at most. Samples that are heard in all.
+    pub(super) fn apply(
+        &self,
+        planes: &mut [Vec<f32>],
+        rate: u32,
+        (start, end): (f64, Option<f64>),
+        dropped: usize,
+    ) -> usize {
+        let (skip, gap, start) = (samples(self.skip, rate), samples(self.gap(end), rate), place(start, rate));
+        let last = self.length.map_or(usize::MAX, |length| skip.saturating_add(samples(length, rate)));
+        let decoded = dropped + planes.first().map_or(0, Vec::len);
+        let first = skip.saturating_add(start.saturating_sub(gap)).max(dropped);
+        for plane in planes {
+            plane.truncate(last.saturating_sub(dropped));
+            plane.drain(..(first - dropped).min(plane.len()));
+            plane.splice(..0, std::iter::repeat_n(0.0, gap.saturating_sub(start)));
+        }
+        gap + decoded.min(last).saturating_sub(skip)
+    }
+
+    /// Seconds of silence in front.
+    fn gap(&self, end: Option<f64>) -> f64 {
+        self.silence.min(end.unwrap_or(MOST_SILENCE))
+    }
+}
+
+fn samples(seconds: f64, rate: u32) -> usize {
+    (seconds * f64::from(rate)).round() as usize
+}
+
+/// The sample at a second, as [`super::audio::Audio::span`] has it.
+fn place(seconds: f64, rate: u32) -> usize {
+    (seconds * f64::from(rate)).round_ties_even() as usize
 }
 
 /// The edit of the first sound track of an MP4; of any other file, all of it.
@@ -173,8 +203,15 @@ mod tests {
         let edit = sound_edit(file.path()).unwrap();
         assert_eq!(edit, Edit { silence: 0.5, skip: 0.5, length: Some(1.0) });
         let mut planes = vec![vec![1.0, 2.0, 3.0, 4.0, 5.0]];
-        edit.apply(&mut planes, 2, None);
+        let all = planes.clone();
+        assert_eq!(edit.apply(&mut planes, 2, (0.0, None), 0), 3);
         assert_eq!(planes, [[0.0, 2.0, 3.0]]);
+        // From a later start, where what is before it is gone already.
+        for (start, heard) in [(0.5, &[2.0, 3.0][..]), (1.0, &[3.0]), (1.5, &[]), (9.0, &[])] {
+            let gone = edit.before(start, 2, None).min(5);
+            let mut planes = vec![all[0][gone..].to_vec()];
+            assert_eq!((edit.apply(&mut planes, 2, (start, None), gone), &planes[0][..]), (3, heard), "{start}");
+        }
         std::fs::write(file.path(), b"RIFF").unwrap();
         assert_eq!(sound_edit(file.path()).unwrap(), Edit::default());
         // Bytes that say more than they are.

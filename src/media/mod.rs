@@ -52,6 +52,6 @@ pub use options::{EncoderChoice, Mp4Options};
 pub use png::{png_bytes, read_png, read_png_frames, write_png, write_png_frames, write_png_frames_from};
 pub use rate::FrameRate;
 pub use round_trip::{ImageH264, RoundTrip};
-pub use sound::read_sound;
+pub use sound::{SoundPart, read_sound, read_sound_from};
 pub use stream::{EncodedVideo, VideoStream};
 pub use wav::{WavFormat, read_wav, write_wav};

@@ -20,19 +20,18 @@ use crate::sampling::latents::pack_audio;
 pub(super) fn given_sound(path: &Path, start: f64, duration: Option<f64>, seconds: f64) -> Result<Audio> {
     let heard = duration.unwrap_or(f64::INFINITY).min(seconds);
     let fault = |reason: String| PipelineError::File { path: path.into(), reason };
-    let sound = media::read_sound(path, Path::new("ffmpeg"), Some(start + heard))?;
-    let sound = sound.filter(|sound| !sound.is_empty()).ok_or_else(|| fault("has no sound".into()))?;
-    let rate = f64::from(sound.rate());
-    let length = sound.len() as f64 / rate;
+    let part = media::read_sound_from(path, Path::new("ffmpeg"), start, Some(start + heard))?;
+    let part = part.filter(|part| part.length > 0.0).ok_or_else(|| fault("has no sound".into()))?;
+    let (sound, length) = (part.sound, part.length);
     if start > 0.0 && start >= length {
         return Err(fault(format!("ends after {length:.3} s, before request.audio.start = {start}")));
     }
-    if sound.len() as f64 / rate < start + heard - 0.001 {
+    if length < start + heard - 0.001 {
         let left = length - start;
         tracing::warn!("{}: {left:.3} s of sound, the video has {seconds:.3} s: silence follows", path.display());
     }
-    let samples = |seconds: f64| (seconds * rate).round_ties_even() as usize;
-    Ok(sound.span(start, samples(heard)).span(0.0, samples(seconds)))
+    let samples = |seconds: f64| (seconds * f64::from(sound.rate())).round_ties_even() as usize;
+    Ok(sound.span(0.0, samples(heard)).span(0.0, samples(seconds)))
 }
 
 /// The sound that is given with a request, as long as its video.

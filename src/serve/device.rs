@@ -60,6 +60,8 @@ pub struct Figures {
     pub cached: u64,
     /// Times that steps were kept.
     pub checkpoints: u64,
+    /// Orders that went on from kept steps.
+    pub resumed: u64,
     /// Time of each change of the LoRAs.
     pub lora_switches: Vec<Duration>,
     /// Bytes by device and kind.

@@ -214,9 +214,9 @@ impl Fields {
 
     /// Writes the seed that a request leaves open.
     fn draw_seed(&self, given: &mut RequestFields) -> Result<(), ApiError> {
-        let open = given.get("seed").is_none_or(|seed| *seed == -1);
-        let by_tree = given.get("ltx2").and_then(|tree| tree.get("request")?.get("seed")).is_some();
-        if !open || by_tree {
+        let by_tree = || given.get("ltx2").and_then(|tree| tree.get("request")?.get("seed")).is_some();
+        // A field holds before a key, one that asks for a drawn seed, too.
+        if given.get("seed").map_or_else(by_tree, |seed| *seed != -1) {
             return Ok(());
         }
         let seed = match self.serve().seed {

@@ -218,3 +218,30 @@ impl Gate {
         done
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use ndarray::Array2;
+
+    use super::*;
+    use crate::media::{Audio, WavFormat, write_wav};
+
+    /// What a header says of a sound is looked at before it costs anything.
+    #[test]
+    fn a_sound_of_an_impossible_rate_is_refused() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let inputs = Inputs::open(folder.path().join("inputs")).expect("a folder");
+        let file = folder.path().join("a.wav");
+        let kept = |rate: u32| {
+            let sound = Audio::new(Array2::zeros((1, 8)), rate).expect("mono");
+            write_wav(&file, &sound, WavFormat::Pcm16).expect("written");
+            inputs.keep_sound("input_audio", &file)
+        };
+        assert!(kept(8000).is_ok() && kept(384_000).is_ok());
+        for rate in [7999, 999_983, 4_294_967_291] {
+            let error = kept(rate).expect_err("refused");
+            assert_eq!((error.code, error.param.as_deref()), ("invalid_audio", Some("input_audio")));
+            assert!(error.message.contains("8000 to 384000"), "{error:?}");
+        }
+    }
+}

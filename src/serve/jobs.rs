@@ -10,6 +10,9 @@ mod recovery;
 mod run;
 mod submit;
 mod sweep;
+#[cfg(test)]
+mod tests;
+mod waiters;
 
 use std::fs::File;
 use std::io;
@@ -50,6 +53,8 @@ pub struct Ticket {
     owner: String,
     /// Whether its job has the place now.
     is_used: bool,
+    /// Whether its client waits for the job.
+    waits: bool,
 }
 
 /// Result of a request to make a video.
@@ -116,6 +121,7 @@ pub struct Jobs {
 }
 
 pub use self::run::Running;
+pub use self::waiters::Waiter;
 
 /// For HTTP.
 impl Jobs {
@@ -251,6 +257,8 @@ impl Jobs {
             }
         }
         self.freed.notify_all();
+        // One whose end could not be kept still waits, and may be all that the device's thread saw.
+        self.work.notify_all();
         self.is_changed();
     }
 

@@ -244,6 +244,7 @@ impl Metrics {
             self.compiles.get_or_create(&ProgramSource { source }).inc_by(count);
         }
         self.checkpoints.inc_by(figures.checkpoints);
+        self.resumed.inc_by(figures.resumed);
         figures.lora_switches.iter().for_each(|took| self.lora_switch_seconds.observe(took.as_secs_f64()));
         for (device, kind, bytes) in &figures.memory {
             let label = MemoryLabel { device: device.clone(), kind };
@@ -286,7 +287,7 @@ mod tests {
         let (compiled, cached, checkpoints) = (2, 3, 4);
         let memory = vec![("0".to_string(), "peak", 5), ("1".to_string(), "in_use", 6)];
         let lora_switches = vec![Duration::from_secs(40)];
-        metrics.device(&Figures { programs: 1, compiled, cached, checkpoints, lora_switches, memory });
+        metrics.device(&Figures { programs: 1, compiled, cached, checkpoints, resumed: 1, lora_switches, memory });
         metrics.device(&Figures { programs: 9, compiled, ..Figures::default() });
         let outcome = Outcome { outcome: "completed".into(), pipeline: "text_to_video" };
         metrics.jobs_ended.get_or_create(&outcome).inc();

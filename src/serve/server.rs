@@ -122,9 +122,10 @@ impl Server {
             listeners.push(runtime.spawn(listen::serve(listener, router, options.limits, own, ends)));
         }
         let router = api::router(Arc::clone(&app)).map_err(StartError::Usage)?;
-        let worker = begin_work(&app, factory)?;
         let serving = listen::serve(listener, router, options.limits, connections, connections_end);
         listeners.push(runtime.spawn(serving));
+        // What a warm-up starts from is made first, which takes its time.
+        let worker = begin_work(&app, factory)?;
         runtime.spawn(tell_health(worker.status(), Arc::clone(&app.health)));
         let state = state_folder(&serve)?;
         Ok(Server { app, runtime, address, metrics_address, state, ending, closing, worker, listeners })

@@ -94,6 +94,10 @@ fn what_is_no_sound_is_said_in_a_line() {
     write_mp4(Path::new(&path("silent.mp4")), &frames, 24.0, None, &Mp4Options::default()).expect("written");
     let silent = given(&path("silent.mp4"), &[]);
     assert!(silent.contains("silent.mp4") && silent.contains("has no sound"), "{silent}");
+    let odd = Audio::new(Array2::zeros((1, 8)), 999_983).expect("mono");
+    write_wav(Path::new(&path("odd.wav")), &odd, WavFormat::Pcm16).expect("written");
+    let odd = given(&path("odd.wav"), &[]);
+    assert!(odd.contains("odd.wav") && odd.contains("999983 samples a second"), "{odd}");
     let behind = given(SOUND, &["--audio-start", "7"]);
     assert!(behind.contains("given.flac") && behind.contains("ends after 0.600 s"), "{behind}");
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ltx2::hlo::DType;
-use ltx2::media::{self, Audio, WavFormat, read_sound, write_wav};
+use ltx2::media::{self, Audio, WavFormat, read_sound, read_sound_from, write_wav};
 use ltx2::models::audio_vae::{AudioVaeConfig, log_mel, resample};
 use ltx2::pipeline::executor::Executor;
 use ltx2::pipeline::model::Model;
@@ -108,6 +108,23 @@ fn files_of_every_kind_are_read() {
     }
 }
 
+/// What is before the start is read and not kept; what follows is what the whole file has there.
+#[needs(nothing)]
+fn a_sound_is_kept_from_its_start_on() {
+    for name in ["tone.flac", "tone.mp3", "tone.m4a", "tone.ogg"] {
+        let whole = read_sound(&sounds(name), Path::new(NO_FFMPEG), None).expect(name).expect("a sound");
+        for start in [0.0, 0.01, 0.1, 0.149] {
+            let part = read_sound_from(&sounds(name), Path::new(NO_FFMPEG), start, None).expect(name).expect("a sound");
+            let left = whole.len() - (start * f64::from(RATE)).round_ties_even() as usize;
+            assert_eq!(part.sound, whole.span(start, left), "{name} from {start}");
+            assert_eq!(part.length, whole.len() as f64 / f64::from(RATE), "{name} from {start}");
+        }
+        let behind = read_sound_from(&sounds(name), Path::new(NO_FFMPEG), 1e6, Some(1e6 + 1.0)).expect(name);
+        let behind = behind.expect("a sound");
+        assert!(behind.sound.is_empty() && behind.length > 0.149, "{name}: {behind:?}");
+    }
+}
+
 #[needs(ffmpeg)]
 fn what_is_not_known_here_is_read_by_ffmpeg() {
     let path = sounds("tone.opus");
@@ -178,6 +195,12 @@ fn what_cannot_be_read_is_said_with_its_file() {
     let odd = Audio::new(ndarray::array![[0.0, f32::NAN]], 8000).expect("mono");
     write_wav(&path("nan.wav"), &odd, WavFormat::Float32).expect("written");
     assert!(said("nan.wav").contains("no numbers"), "{}", said("nan.wav"));
+    for rate in [7999, 384_001, 999_983, 4_294_967_291] {
+        let odd = Audio::new(Array2::zeros((1, 8)), rate).expect("mono");
+        write_wav(&path("odd.wav"), &odd, WavFormat::Float32).expect("written");
+        let odd = said("odd.wav");
+        assert!(odd.contains("odd.wav") && odd.contains("a sound has 8000 to 384000"), "{odd}");
+    }
     let empty = Audio::new(Array2::zeros((1, 0)), 8000).expect("mono");
     write_wav(&path("empty.wav"), &empty, WavFormat::Pcm16).expect("written");
     assert!(

@@ -132,3 +132,31 @@ fn a_second_signal_ends_it_at_once() {
     let (_, waiting) = jobs.queue(&crate::scripted::anyone());
     assert_eq!(waiting.iter().map(|job| job.accepted.id.to_string()).collect::<Vec<_>>(), ids);
 }
+
+/// Of several processes the first one hears signals: another one's end would be the server's.
+#[needs(cpu)]
+fn a_signal_to_another_process_is_not_the_server_s() {
+    let folder = quick_folder();
+    let place = ltx2::runtime::processes::store::Server::start("127.0.0.1:0").expect("listens").address().to_string();
+    let member = |id: &str| {
+        let state = folder.path().join(id).to_string_lossy().into_owned();
+        let mut command = serve(&["--listen", "127.0.0.1:0", "--platform", "cpu", "--min-free", "0B", "--warm", "none"]);
+        command.args(["--state", &state, "--coordinator", &place, "--num-processes", "2", "--process-id", id]);
+        command.env("LTX2_REHEARSE_PROCESSES", "1").spawn().expect("it starts")
+    };
+    let (mut first, mut second) = (member("0"), member("1"));
+    let mut lines = BufReader::new(first.stderr.take().expect("a pipe")).lines().map_while(Result::ok);
+    let address = lines.find_map(|line| Some(line.split("http://").nth(1)?.split(": ").next()?.to_string()));
+    let address = address.expect("an address").parse().expect("an address");
+    let rest = std::thread::spawn(move || lines.collect::<Vec<_>>());
+    // Both have the model then.
+    crate::scripted::until("it to be ready", || Client::to(address).get("/ready").status == 200);
+    signal(&second, Signal::TERM);
+    signal(&second, Signal::INT);
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(second.try_wait().expect("a state"), None);
+    assert_eq!(Client::to(address).get("/ready").status, 200);
+    signal(&first, Signal::TERM);
+    assert_eq!(first.wait().expect("it ends").code(), Some(0), "{:#?}", rest.join().expect("read"));
+    assert_eq!(second.wait().expect("it ends").code(), Some(0));
+}

@@ -418,6 +418,7 @@ fn a_killed_job_goes_on_where_it_was() {
     });
     let video = Video::write(made.expect("runs").pop().expect("a video"));
     assert_eq!((began, video.produced.warnings.len()), (Some(3), 0));
+    assert_eq!(server.device.figures().resumed, 1);
     assert_eq!(video.hashes(), server.make(&job).hashes());
     video.is_generates();
 }

@@ -4,12 +4,14 @@ use std::io::Write;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use ltx2::config::{Drain, Serve};
+use ltx2::config::{CliOverrides, Drain, Serve, load};
+use ltx2::serve::device::Device;
 use ltx2::serve::job::{JobPhase, State};
 use ltx2::serve::jobs::Caller;
+use ltx2::serve::server::Options;
 use serde_json::{Value, json};
 
-use crate::scripted::{Server, anyone, frames_of, quick_folder, until};
+use crate::scripted::{ScriptedDevice, Server, anyone, frames_of, quick_folder, until};
 use crate::site::{Answer, Client, Site, body};
 use crate::support::needs;
 
@@ -106,11 +108,78 @@ fn a_replay_needs_no_place_and_is_of_its_endpoint_and_source() {
     assert_eq!(keyed(&site, "other", "/v1/videos", &create).error().1, "queue_full");
     assert_eq!(of(&keyed(&site, "c", "/v1/videos", &create)), made);
     assert_eq!(keyed(&site, "c", "/v1/videos", &body("steps=1 other")).error().1, "idempotency_conflict");
+    // What a request started from may be gone.
+    assert_eq!(site.send("DELETE", &format!("/v1/videos/{}", sources[0]), None).status, 200);
+    assert_eq!(of(&keyed(&site, "k", &remix(0), &new)), first);
+    assert_eq!(keyed(&site, "other", &remix(0), &new).error().1, "video_not_found");
     site.server.drain();
     assert_eq!(keyed(&site, "other", "/v1/videos", &create).error().1, "draining");
     assert_eq!(of(&keyed(&site, "c", "/v1/videos", &create)), made);
     assert_eq!(of(&keyed(&site, "k", &remix(0), &new)), first);
     site.end();
+}
+
+/// Sends a request for a video that is waited for, and does not read the answer.
+fn waiting(site: &Site, key: &str, body: &Value) -> Client {
+    let mut client = site.client().with("idempotency-key", key);
+    let text = body.to_string();
+    let kind = [("content-type", "application/json")];
+    client.head("POST", "/v1/videos/sync", &kind, Some(text.len())).expect("sent");
+    std::io::Write::write_all(client.stream(), text.as_bytes()).expect("sent");
+    client
+}
+
+/// Clients that wait for one video under one key: it ends with the last that goes, and whoever sends it again has a new one.
+#[needs(nothing)]
+fn a_client_that_is_lost_sends_its_request_again() {
+    let site = Site::new(&[]);
+    let body = body("steps=300 ms=10");
+    let running = || site.get("/v1/queue").json()["running"][0].as_str().map(str::to_string);
+    let [first, second] = [(); 2].map(|()| waiting(&site, "k", &body));
+    until("it to run", || running().is_some());
+    let id = running().expect("an id");
+    // The second one's request is read.
+    std::thread::sleep(Duration::from_millis(100));
+    drop(first);
+    std::thread::sleep(Duration::from_millis(100));
+    assert_eq!(running(), Some(id.clone()), "one still waits");
+    drop(second);
+    assert_eq!(site.wait(&id)["error"]["code"], "cancelled");
+    let again = keyed(&site, "k", "/v1/videos/sync", &body);
+    assert_eq!(again.status, 200, "{}", again.text());
+    assert_ne!(again.header("x-video-id"), Some(id.as_str()));
+    site.end();
+}
+
+/// What was made before is answered before the model is loaded again.
+#[needs(nothing)]
+fn a_replay_needs_no_model() {
+    let folder = quick_folder();
+    let state = folder.path().join("state");
+    let site = Site::at(state.clone(), &[], Options::default());
+    let made = keyed(&site, "k", "/v1/videos/sync", &body("steps=1"));
+    let id = made.header("x-video-id").expect("an id").to_string();
+    site.end();
+    let (go, goes) = std::sync::mpsc::channel::<()>();
+    let set = ["listen=127.0.0.1:0", "min_free=0", "warm=[\"none\"]"].map(|key| format!("serve.{key}"));
+    let set = set.into_iter().chain([format!("serve.state={}", state.display())]).collect();
+    let loaded = load(&CliOverrides { files: vec!["nano".into()], set, ..CliOverrides::default() });
+    let factory = move || {
+        goes.recv().expect("the word to go on");
+        Ok(Box::new(ScriptedDevice::new(Arc::default())) as Box<dyn Device>)
+    };
+    let server = ltx2::serve::server::Server::start(loaded.expect("one"), Options::default(), Box::new(factory));
+    let server = server.expect("a server");
+    let send = |key: &str| {
+        let mut client = Client::to(server.address()).with("idempotency-key", key);
+        client.send("POST", "/v1/videos/sync", Some(&body("steps=1")))
+    };
+    assert_eq!(send("other").error().1, "starting");
+    let again = send("k");
+    assert_eq!((again.status, again.header("x-video-id")), (200, Some(id.as_str())));
+    go.send(()).expect("it waits");
+    server.wait_ready(Duration::from_secs(30)).expect("ready");
+    assert_eq!(server.end(|| false), 0);
 }
 
 /// Whoever waits for a video is told what failed: the request's own mistakes as such.

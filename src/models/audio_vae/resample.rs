@@ -26,9 +26,9 @@ pub fn resample(samples: ArrayView2<f32>, from: u32, to: u32) -> Array2<f32> {
     for (own, mut out) in samples.rows().into_iter().zip(out.rows_mut()) {
         let own: Vec<f32> = own.to_vec();
         for (at, out) in out.iter_mut().enumerate() {
-            let phase = &taps[at % to];
-            // The tap that stands on the first sample; what lies outside of the sound is silence.
-            let start = (at / to * from) as isize - reach as isize;
+            let (first, phase) = &taps[at % to];
+            // The sample under the first tap; what lies outside of the sound is silence.
+            let start = (at / to * from + first) as isize - reach as isize;
             let skip = start.unsigned_abs().min(phase.len()) * usize::from(start < 0);
             let from = start.max(0) as usize;
             let heard = &own[from.min(n)..];
@@ -38,8 +38,10 @@ pub fn resample(samples: ArrayView2<f32>, from: u32, to: u32) -> Array2<f32> {
     out
 }
 
-/// Taps of each output phase, of reduced rates, and how many of them stand before the phase's first sample.
-fn kernel(from: usize, to: usize) -> (Vec<Vec<f32>>, usize) {
+/// Taps of each output phase, of reduced rates, behind so many that are nothing, and how many stand before the phase's first
+/// sample. The reference has a tap for every sample of a period; beyond the window they are 0, and of rates without a common
+/// divisor they would be billions.
+fn kernel(from: usize, to: usize) -> (Vec<(usize, Vec<f32>)>, usize) {
     // In f32, as the reference has it: a phase of hundreds is rounded to 5e-6 of a sample.
     let (o, n) = (from as f32, to as f32);
     let base = ROLL_OFF * o.min(n);
@@ -50,8 +52,11 @@ fn kernel(from: usize, to: usize) -> (Vec<Vec<f32>>, usize) {
         let sinc = if t == 0.0 { 1.0 } else { (t * PI).sin() / (t * PI) };
         sinc * (window * (base / o))
     };
-    let taps = (0..to).map(|phase| (0..2 * reach + from).map(|i| tap(phase, i)).collect()).collect();
-    (taps, reach)
+    let taps = (0..to).map(|phase| {
+        let first = phase * from / to;
+        (first, (first..(first + 2 * reach + 2).min(2 * reach + from)).map(|i| tap(phase, i)).collect())
+    });
+    (taps.collect(), reach)
 }
 
 fn gcd(a: u32, b: u32) -> u32 {
@@ -64,15 +69,34 @@ mod tests {
 
     use super::*;
 
-    /// Sizes that the reference's kernel has at common rates to 16 kHz.
+    /// Sizes that the reference's kernel has at common rates to 16 kHz, of which only the window is kept.
     #[test]
-    fn kernels_have_the_reference_s_sizes() {
+    fn kernels_are_the_reference_s_within_their_window() {
         for (rate, to, reach, taps) in
             [(44100u32, 160usize, 17, 475), (48000, 1, 19, 41), (24000, 2, 10, 23), (22050, 320, 9, 459)]
         {
             let shared = gcd(rate, 16000);
-            let (phases, before) = kernel((rate / shared) as usize, (16000 / shared) as usize);
-            assert_eq!((phases.len(), before, phases[0].len()), (to, reach, taps), "{rate}");
+            let (from, kept) = ((rate / shared) as usize, (16000 / shared) as usize);
+            let (phases, before) = kernel(from, kept);
+            assert_eq!((phases.len(), before, 2 * before + from), (to, reach, taps), "{rate}");
+            // Every tap that is left out is nothing beside the largest, 1.
+            let base = f64::from(ROLL_OFF) * from.min(to) as f64;
+            for (phase, (first, own)) in phases.iter().enumerate() {
+                let outside = (0..taps).filter(|i| !(*first..first + own.len()).contains(i));
+                let near =
+                    outside.map(|i| ((i as f64 - before as f64) / from as f64 - phase as f64 / to as f64).abs() * base);
+                assert!(near.fold(f64::MAX, f64::min) > f64::from(WIDTH) - 1e-3, "{rate}: {phase}");
+            }
+        }
+    }
+
+    /// Rates without a common divisor: as many phases as samples a second.
+    #[test]
+    fn an_odd_rate_takes_no_gigabytes() {
+        for (from, to) in [(383_987, 48_000), (47_999, 16_000), (8009, 48_000)] {
+            let (phases, _) = kernel(from, to);
+            let taps: usize = phases.iter().map(|(_, taps)| taps.len()).sum();
+            assert!(taps < 10_000_000, "{from} to {to}: {taps}");
         }
     }
 

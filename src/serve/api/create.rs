@@ -17,9 +17,10 @@ use super::{App, BODY_PATIENCE, blocking};
 use crate::serve::error::ApiError;
 use crate::serve::fields::{Endpoint, Source, source_video};
 use crate::serve::form::Form;
+use crate::serve::health::Condition;
 use crate::serve::id::VideoId;
 use crate::serve::job::{Accepted, Snapshot, State as JobState};
-use crate::serve::jobs::{Caller, Submitted, Ticket};
+use crate::serve::jobs::{Caller, Submitted, Waiter};
 use crate::serve::store::Variant;
 use crate::serve::traffic::Traffic;
 
@@ -30,7 +31,7 @@ pub(super) enum RequestKind {
     /// The same, whose client waits.
     Sync,
     /// Of a finished video.
-    Remix(Arc<Accepted>),
+    Remix(VideoId),
     Edit,
     Extend,
 }
@@ -41,7 +42,7 @@ impl RequestKind {
         match self {
             RequestKind::Create => "create".into(),
             RequestKind::Sync => "sync".into(),
-            RequestKind::Remix(source) => format!("remix of {}", source.id),
+            RequestKind::Remix(source) => format!("remix of {source}"),
             RequestKind::Edit => "edit".into(),
             RequestKind::Extend => "extend".into(),
         }
@@ -53,7 +54,7 @@ pub(super) async fn create(
     Extension(caller): Extension<Caller>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    submit(&app, caller, request, RequestKind::Create).await.map(|video| accepted(&video))
+    submit(&app, caller, request, RequestKind::Create).await.map(|(video, _)| accepted(&video))
 }
 
 pub(super) async fn edit(
@@ -61,7 +62,7 @@ pub(super) async fn edit(
     Extension(caller): Extension<Caller>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    submit(&app, caller, request, RequestKind::Edit).await.map(|video| accepted(&video))
+    submit(&app, caller, request, RequestKind::Edit).await.map(|(video, _)| accepted(&video))
 }
 
 pub(super) async fn extend(
@@ -69,7 +70,7 @@ pub(super) async fn extend(
     Extension(caller): Extension<Caller>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    submit(&app, caller, request, RequestKind::Extend).await.map(|video| accepted(&video))
+    submit(&app, caller, request, RequestKind::Extend).await.map(|(video, _)| accepted(&video))
 }
 
 pub(super) async fn remix(
@@ -78,8 +79,7 @@ pub(super) async fn remix(
     Id(id): Id,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let source = finished(&app, &caller, &id)?;
-    submit(&app, caller, request, RequestKind::Remix(source)).await.map(|video| accepted(&video))
+    submit(&app, caller, request, RequestKind::Remix(id)).await.map(|(video, _)| accepted(&video))
 }
 
 /// The answer to a request that was taken.
@@ -101,17 +101,31 @@ fn finished(app: &App, caller: &Caller, id: &VideoId) -> Result<Arc<Accepted>, A
     }
 }
 
+/// What a request needs beside a place, before its body is looked at.
+fn check_ready(app: &App, caller: &Caller, kind: &RequestKind) -> Result<(), ApiError> {
+    match kind {
+        RequestKind::Remix(source) => finished(app, caller, source).map(drop),
+        RequestKind::Sync if app.health.now() == Condition::Starting => {
+            let message = "the model is not loaded yet; POST /v1/videos takes videos into the queue meanwhile";
+            Err(ApiError::new(503, "starting", message).retry_after(10))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Takes a request into the queue: its body is read where there is a place, then it gets the place, then its fields are read. What
-/// is refused leaves nothing behind; what came before under the same idempotency key is answered whatever is full.
+/// is refused leaves nothing behind; what came before under the same idempotency key is answered whatever is full, or gone. A
+/// client of [`RequestKind::Sync`] is one that waits.
 pub(super) async fn submit(
     app: &Arc<App>,
     caller: Caller,
     request: Request,
     kind: RequestKind,
-) -> Result<Snapshot, ApiError> {
+) -> Result<(Snapshot, Option<Waiter>), ApiError> {
     let key = idempotency_key(request.headers())?;
     let trace = traceparent(request.headers());
     if !key.as_ref().is_some_and(|key| app.jobs.is_named(&caller, key)) {
+        check_ready(app, &caller, &kind)?;
         let (jobs, asking) = (Arc::clone(&app.jobs), caller.clone());
         blocking(move || jobs.check_place(&asking)).await.inspect_err(|error| app.metrics.refused(error.code))?;
     }
@@ -130,34 +144,56 @@ pub(super) async fn submit(
         read(app, request).await.map_err(|error| traffic.and_then(|traffic| traffic.fault()).unwrap_or(error))?
     };
     form.body_sha256 = hex::encode(Sha256::digest(format!("{}\0{}", kind.name(), form.body_sha256)));
-    let source = match kind {
-        RequestKind::Edit | RequestKind::Extend => {
-            source_video(&form)?.map(|id| finished(app, &caller, &id)).transpose()?
-        }
-        _ => None,
-    };
     let app = Arc::clone(app);
-    let work = move || {
-        if let Some(key) = &key
-            && let Some(before) = app.jobs.replayed(&caller, key, &form.body_sha256)?
-        {
-            return Ok(before);
-        }
-        let ticket = app.jobs.admit(&caller).inspect_err(|error| app.metrics.refused(error.code))?;
-        let video = source.as_ref().map(|source| app.jobs.folder(&source.id).join(Variant::Video.file()));
-        let source = source.as_ref().zip(video.as_ref()).map(|(accepted, video)| Source { accepted, video });
-        let endpoint = match &kind {
-            RequestKind::Create | RequestKind::Sync => Endpoint::Create,
-            RequestKind::Remix(source) => Endpoint::Remix(source),
-            RequestKind::Edit => Endpoint::Edit(source),
-            RequestKind::Extend => Endpoint::Extend(source),
-        };
-        let mut accepted = app.fields.accept(form, endpoint, &caller)?;
-        accepted.idempotency_key = key;
-        accepted.traceparent = trace;
-        enter(&app, ticket, accepted)
+    blocking(move || enter(&app, &caller, form, &kind, key, trace)).await
+}
+
+/// The job of a form; that of the request that came before with the same key.
+fn enter(
+    app: &App,
+    caller: &Caller,
+    form: Form,
+    kind: &RequestKind,
+    key: Option<String>,
+    trace: Option<String>,
+) -> Result<(Snapshot, Option<Waiter>), ApiError> {
+    let waits = matches!(kind, RequestKind::Sync);
+    let waiter = |snapshot: Snapshot| {
+        let waiter = waits.then(|| app.jobs.waiter(&snapshot));
+        (snapshot, waiter)
     };
-    blocking(work).await
+    if let Some(key) = &key
+        && let Some(before) = app.jobs.replayed(caller, key, &form.body_sha256, waits)?
+    {
+        return Ok(waiter(before));
+    }
+    check_ready(app, caller, kind)?;
+    let source = match kind {
+        RequestKind::Remix(source) => Some(finished(app, caller, source)?),
+        RequestKind::Edit | RequestKind::Extend => {
+            source_video(&form)?.map(|id| finished(app, caller, &id)).transpose()?
+        }
+        RequestKind::Create | RequestKind::Sync => None,
+    };
+    let ticket = app.jobs.admit(caller).inspect_err(|error| app.metrics.refused(error.code))?;
+    let video = source.as_ref().map(|source| app.jobs.folder(&source.id).join(Variant::Video.file()));
+    let file = source.as_deref().zip(video.as_ref()).map(|(accepted, video)| Source { accepted, video });
+    let endpoint = match (kind, &source) {
+        (RequestKind::Remix(_), Some(source)) => Endpoint::Remix(source),
+        (RequestKind::Edit, _) => Endpoint::Edit(file),
+        (RequestKind::Extend, _) => Endpoint::Extend(file),
+        _ => Endpoint::Create,
+    };
+    let mut accepted = app.fields.accept(form, endpoint, caller)?;
+    accepted.idempotency_key = key;
+    accepted.traceparent = trace;
+    if app.serve.log_prompts {
+        tracing::info!("{}: {}", accepted.id, accepted.prompt());
+    }
+    let ticket = if waits { ticket.waits() } else { ticket };
+    let submitted = app.jobs.submit(ticket, accepted).inspect_err(|error| app.metrics.refused(error.code))?;
+    let (Submitted::New(snapshot) | Submitted::Again(snapshot)) = submitted;
+    Ok(waiter(snapshot))
 }
 
 /// Holds as many bytes as a body may have of those that are read at once. A short one waits for none: 1,024 connections have but
@@ -172,16 +208,6 @@ async fn room<'a>(app: &'a App, headers: &HeaderMap) -> Result<Option<SemaphoreP
     let room = tokio::time::timeout(BODY_PATIENCE, app.bodies.acquire_many(kib)).await;
     let busy = |_| ApiError::new(503, "busy", "too many requests are read at once").retry_after(2);
     room.map_err(busy)?.map(Some).map_err(internal)
-}
-
-fn enter(app: &App, ticket: Ticket, accepted: Accepted) -> Result<Snapshot, ApiError> {
-    if app.serve.log_prompts {
-        tracing::info!("{}: {}", accepted.id, accepted.prompt());
-    }
-    let submitted = app.jobs.submit(ticket, accepted).inspect_err(|error| app.metrics.refused(error.code))?;
-    Ok(match submitted {
-        Submitted::New(snapshot) | Submitted::Again(snapshot) => snapshot,
-    })
 }
 
 /// A key of the client's by which a request that is sent twice is one.

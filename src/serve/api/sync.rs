@@ -12,46 +12,20 @@ use super::create::{RequestKind, submit};
 use super::guard::About;
 use super::{App, content};
 use crate::serve::error::ApiError;
-use crate::serve::health::Condition;
-use crate::serve::id::VideoId;
 use crate::serve::job::{Produced, Snapshot, State as JobState};
-use crate::serve::jobs::{Caller, Jobs};
+use crate::serve::jobs::{Caller, Waiter};
 use crate::serve::listen::ended as over;
-
-/// Cancels its job if the client goes before it is over.
-struct Wanted {
-    jobs: Arc<Jobs>,
-    caller: Caller,
-    id: Option<VideoId>,
-}
-
-impl Drop for Wanted {
-    fn drop(&mut self) {
-        let Some(id) = self.id.take() else { return };
-        let (jobs, caller) = (Arc::clone(&self.jobs), self.caller.clone());
-        // A transition is written to the disk.
-        tokio::task::spawn_blocking(move || {
-            // A job that is not there any more needs no cancelling.
-            let _ = jobs.cancel(&caller, &id);
-        });
-    }
-}
 
 pub(super) async fn sync(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    if app.health.now() == Condition::Starting {
-        let message = "the model is not loaded yet; POST /v1/videos takes videos into the queue meanwhile";
-        return Err(ApiError::new(503, "starting", message).retry_after(10));
-    }
-    let snapshot = submit(&app, caller.clone(), request, RequestKind::Sync).await?;
+    let (snapshot, waiter) = submit(&app, caller.clone(), request, RequestKind::Sync).await?;
     let id = snapshot.accepted.id.clone();
-    let mut wanted = Wanted { jobs: Arc::clone(&app.jobs), caller: caller.clone(), id: Some(id.clone()) };
     let ended = tokio::time::timeout(app.serve.sync_timeout.duration(), ended(&app, &caller, snapshot)).await;
     // From here on the job goes on by itself, or has ended.
-    wanted.id = None;
+    waiter.into_iter().for_each(Waiter::answered);
     let ended = ended.map_err(|_| {
         let message = format!("the video takes longer; GET /v1/videos/{id} tells of it");
         ApiError::new(504, "sync_timeout", message).should_retry(false)

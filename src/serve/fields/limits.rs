@@ -10,6 +10,9 @@ use crate::serve::form::Form;
 use crate::serve::job::Accepted;
 use crate::serve::jobs::Caller;
 
+/// Frames of the shortest extension, those beside which it is made among them.
+const LEAST_EXTENDED: usize = 17;
+
 /// A size that is compiled before the server is ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Shape {
@@ -36,6 +39,10 @@ impl Shape {
         let (sides, frames) = size.rsplit_once('x').ok_or_else(wrong)?;
         let [width, height] = layer::parse_size(sides).ok_or_else(wrong)?;
         let num_frames = frames.parse().ok().filter(|frames| *frames > 0).ok_or_else(wrong)?;
+        if pipeline == Pipeline::Extend && num_frames < LEAST_EXTENDED {
+            let why = "an extension has 9 frames of the given video and 8 of its own";
+            return Err(format!("serve.warm: {text}: {why}; give {LEAST_EXTENDED} frames or more"));
+        }
         Ok(Shape { width: width as usize, height: height as usize, num_frames, pipeline })
     }
 

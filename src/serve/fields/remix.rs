@@ -8,11 +8,10 @@ use crate::config::BY_REFERENCE;
 use crate::serve::job::Accepted;
 
 /// Names that stand for the same thing: each of these takes the place of all. Behind `ltx2.` stands a key of the YAML.
-const SAME: [&[&str]; 7] = [
+const SAME: [&[&str]; 6] = [
     &["seconds", "num_frames", "ltx2.request.num_frames"],
     &["num_inference_steps", "sigmas", "ltx2.sampler.steps", "ltx2.sampler.sigmas"],
     &["input_reference", "images"],
-    &["start", "end", "retake", "ltx2.request.retake"],
     &["seed", "ltx2.request.seed"],
     &["negative_prompt", "ltx2.request.negative_prompt"],
     &["pipeline", "ltx2.pipeline"],
@@ -25,6 +24,8 @@ const INSTEAD: [(&[&str], &[&str]); 2] = [
     ),
     (&["ltx2.request.extend"], &["seconds", "before", "overlap"]),
 ];
+/// Ends of a retake's span: the key, and its other name, which is the field's.
+const ENDS: [(&str, &str); 2] = [("from", "start"), ("to", "end")];
 /// Pixels, in all ways of saying them.
 const SIZE: [&str; 5] = ["size", "width", "height", "ltx2.request.width", "ltx2.request.height"];
 
@@ -42,6 +43,7 @@ impl RequestFields {
             BY_REFERENCE.iter().for_each(|key| below.cut(&format!("ltx2.{key}")));
         }
         self.lay_size(&mut below, source);
+        self.lay_span(&mut below);
         self.lay_keys(&mut below);
         let Below { mut fields, tree } = below;
         let mut tree = tree;
@@ -75,6 +77,39 @@ impl RequestFields {
             if !self.says("size") && !self.says(name) && !self.says(&format!("ltx2.request.{name}")) {
                 below.fields.insert(name.into(), side.into());
             }
+        }
+    }
+
+    /// What of a retake's span is not said stays that of the source, however that wrote it; the field `retake` says all of it.
+    fn lay_span(&self, below: &mut Below) {
+        let tree = self.values.get("ltx2").and_then(|tree| at(tree, "request.retake"));
+        if tree.is_none() && !["start", "end", "retake"].iter().any(|name| self.says(name)) {
+            return;
+        }
+        let mut span = Map::new();
+        let mut keep = |name: &str, value: Value| {
+            let key = ENDS.iter().find(|(_, field)| *field == name).map_or(name, |(key, _)| key);
+            span.insert(key.into(), value);
+        };
+        let written = [at(&below.tree, "request.retake"), below.fields.get("retake")];
+        for (name, value) in written.into_iter().flatten().filter_map(Value::as_object).flatten() {
+            keep(name, value.clone());
+        }
+        for name in ["start", "end"] {
+            below.fields.shift_remove(name).into_iter().for_each(|value| keep(name, value));
+        }
+        below.cut("retake");
+        below.cut("ltx2.request.retake");
+        if self.says("retake") || tree.is_some_and(|tree| !tree.is_object()) {
+            return;
+        }
+        for (key, field) in ENDS {
+            if self.says(field) || tree.is_some_and(|tree| tree.get(key).or(tree.get(field)).is_some()) {
+                span.shift_remove(key);
+            }
+        }
+        if !span.is_empty() {
+            set(&mut below.tree, "request.retake", span.into());
         }
     }
 

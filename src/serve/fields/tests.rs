@@ -183,6 +183,10 @@ fn a_seed_that_is_left_open_is_drawn() {
         (0..4).map(|_| seed(&json!({}))).chain([seed(&json!({"seed": -1})), seed(&json!({"seed": "-1"}))]).collect();
     assert!(drawn.iter().all(|seed| *seed < 1 << 53));
     assert!(drawn.windows(2).any(|pair| pair[0] != pair[1]));
+    // A field holds before a key, also one that asks for a seed.
+    let accepted = server.good(&json!({"seed": -1, "ltx2": {"request": {"seed": 5}}}));
+    assert_eq!(accepted.fields["seed"], accepted.config.request.seed);
+    assert_eq!(accepted.warnings, ["seed was taken, ltx2.request.seed was not"]);
     let accepted = server.good(&json!({}));
     assert_eq!(accepted.fields["seed"], accepted.config.request.seed);
     let fixed = Server::new("nano", &["serve.seed=fixed", "request.seed=99"]);

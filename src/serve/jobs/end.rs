@@ -12,6 +12,8 @@ use crate::serve::store::is_full;
 
 /// Expiry of a job that was deleted while it ran: at the next start it goes before anyone sees it.
 pub(super) const DELETED: u64 = 0;
+/// Message of a job whose clients went: its idempotency key does not stand for it any more.
+pub(super) const GONE: &str = "the client that waited for the video went";
 
 impl Jobs {
     /// Cancels a job; a finished one is as it was. The snapshot says that it has failed; where it runs, its device hears of it at
@@ -20,6 +22,11 @@ impl Jobs {
     /// # Errors
     /// `video_not_found`; a state that cannot be written.
     pub fn cancel(&self, caller: &Caller, id: &VideoId) -> Result<Snapshot, ApiError> {
+        self.cancel_for(caller, id, Failure::new("cancelled", "the video was cancelled"))
+    }
+
+    /// The same for a reason.
+    pub(super) fn cancel_for(&self, caller: &Caller, id: &VideoId, why: Failure) -> Result<Snapshot, ApiError> {
         let index = self.lock();
         if index.seen(caller, id).is_none() {
             return Err(missing(&index, caller, id));
@@ -34,7 +41,7 @@ impl Jobs {
             self.settle(&mut index, id, None);
             return Ok(snapshot);
         }
-        let record = self.failed_record(&entry.record, Failure::new("cancelled", "the video was cancelled"));
+        let record = self.failed_record(&entry.record, why);
         drop(index);
         let written = self.write(id, &record);
         let mut index = self.lock();

@@ -9,6 +9,7 @@ use tokio::sync::watch;
 
 use super::Caller;
 use super::progress::{Profiles, Track};
+use super::submit::key_of;
 use crate::serve::id::VideoId;
 use crate::serve::job::{Accepted, JobPhase, Progress, Record, Snapshot, State};
 use crate::serve::schedule::{Candidate, Loaded};
@@ -51,6 +52,8 @@ pub(super) struct Entry {
     pub(super) sender: Option<watch::Sender<Snapshot>>,
     /// Tells the device that nobody wants it.
     pub(super) cancelled: Arc<AtomicBool>,
+    /// Clients that wait for it in their requests.
+    pub(super) waiters: usize,
     /// Whether its state is being written: it is one thread's at a time.
     pub(super) is_busy: bool,
     /// Whether it was deleted while it ran: nobody sees it, and its folder goes once the run is over.
@@ -69,6 +72,7 @@ impl Entry {
             at,
             sender: None,
             cancelled: Arc::default(),
+            waiters: 0,
             is_busy: false,
             is_hidden: false,
             ended: None,
@@ -180,12 +184,15 @@ impl Index {
 
     /// Forgets a job that is removed, but for its id.
     pub(super) fn forget(&mut self, id: &VideoId) {
-        let Some(entry) = self.jobs.remove(id) else { return };
-        if let Some(key) = &entry.accepted.idempotency_key {
-            let key = (entry.accepted.owner.clone(), key.clone());
-            if self.named.get(&key).is_some_and(|named| named.id == *id) {
-                self.named.remove(&key);
-            }
+        self.forget_key(id);
+        self.jobs.remove(id);
+    }
+
+    /// Frees the idempotency key that stands for a job.
+    pub(super) fn forget_key(&mut self, id: &VideoId) {
+        let Some(key) = self.jobs.get(id).and_then(|entry| key_of(&entry.accepted)) else { return };
+        if self.named.get(&key).is_some_and(|named| named.id == *id) {
+            self.named.remove(&key);
         }
     }
 

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use super::end::DELETED;
+use super::end::{DELETED, GONE};
 use super::index::{At, Entry, Index, Named};
 use super::submit::{NAMED, enqueue, key_of};
 use super::{Jobs, Pace};
@@ -67,7 +67,8 @@ impl Jobs {
             }
             return;
         }
-        if let Some(key) = key_of(&accepted) {
+        let is_left = record.failure.as_ref().is_some_and(|failure| failure.message == GONE);
+        if let Some(key) = key_of(&accepted).filter(|_| !is_left) {
             let age = Duration::from_secs(self.now().saturating_sub(accepted.created_at));
             if let Some(left) = NAMED.checked_sub(age) {
                 let body_sha256 = accepted.body_sha256.clone();

@@ -5,6 +5,7 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::index::{At, Entry, Index, Named, Place, Waiting};
+use super::waiters::{Waiter, count};
 use super::{Caller, Jobs, Submitted, Ticket, no_room, retry_after};
 use crate::serve::error::ApiError;
 use crate::serve::job::{Accepted, Record, Snapshot};
@@ -19,6 +20,14 @@ impl Drop for Ticket {
         if !self.is_used {
             self.jobs.release(&mut self.jobs.lock(), &self.owner);
         }
+    }
+}
+
+impl Ticket {
+    /// The same of a client that waits for its job: [`Jobs::submit`] counts it.
+    pub fn waits(mut self) -> Self {
+        self.waits = true;
+        self
     }
 }
 
@@ -42,7 +51,7 @@ impl Jobs {
         let mut index = self.lock();
         self.check_bounds(&index, caller)?;
         *index.tickets.entry(caller.name.clone()).or_default() += 1;
-        Ok(Ticket { jobs: Arc::clone(self), owner: caller.name.clone(), is_used: false })
+        Ok(Ticket { jobs: Arc::clone(self), owner: caller.name.clone(), is_used: false, waits: false })
     }
 
     /// Refuses a request that the server takes no more, or has no room for.
@@ -87,7 +96,7 @@ impl Jobs {
     /// # Errors
     /// `idempotency_conflict`, `insufficient_storage`.
     pub fn submit(&self, mut ticket: Ticket, accepted: Accepted) -> Result<Submitted, ApiError> {
-        if let Some(before) = self.name(&accepted)? {
+        if let Some(before) = self.name(&accepted, ticket.waits)? {
             return Ok(Submitted::Again(before));
         }
         if let Err(error) = self.store.create(&accepted) {
@@ -104,6 +113,9 @@ impl Jobs {
             named.is_kept = true;
         }
         enqueue(&mut index, accepted, Record::queued(), None);
+        if ticket.waits {
+            count(&mut index, &id);
+        }
         self.release(&mut index, &ticket.owner);
         ticket.is_used = true;
         let snapshot = index.jobs.get(&id).map(|entry| index.snapshot(entry));
@@ -120,13 +132,28 @@ impl Jobs {
         index.named.get(&(caller.name.clone(), key.into())).is_some_and(|named| named.until > Instant::now())
     }
 
-    /// The job of a request that came before with the same idempotency key. Waits for one that is being kept: not to be called
-    /// where waiting is forbidden.
+    /// The job of a request that came before with the same idempotency key; a client that `waits` for it is counted. Waits for
+    /// one that is being kept: not to be called where waiting is forbidden.
     ///
     /// # Errors
     /// `idempotency_conflict`.
-    pub fn replayed(&self, caller: &Caller, key: &str, body_sha256: &str) -> Result<Option<Snapshot>, ApiError> {
-        Ok(self.named(self.lock(), &(caller.name.clone(), key.into()), body_sha256)?.1)
+    pub fn replayed(
+        &self,
+        caller: &Caller,
+        key: &str,
+        body_sha256: &str,
+        waits: bool,
+    ) -> Result<Option<Snapshot>, ApiError> {
+        let (mut index, found) = self.named(self.lock(), &(caller.name.clone(), key.into()), body_sha256)?;
+        if let Some(found) = found.as_ref().filter(|_| waits) {
+            count(&mut index, &found.accepted.id);
+        }
+        Ok(found)
+    }
+
+    /// The client of a request that waits for its job, once it is counted.
+    pub fn waiter(self: &Arc<Self>, snapshot: &Snapshot) -> Waiter {
+        Waiter::counted(self, &snapshot.accepted.id)
     }
 
     /// The job that a key stands for, where it is the same request's.
@@ -159,10 +186,14 @@ impl Jobs {
     }
 
     /// Takes the request's idempotency key, or says which job has it.
-    fn name(&self, accepted: &Accepted) -> Result<Option<Snapshot>, ApiError> {
+    fn name(&self, accepted: &Accepted, waits: bool) -> Result<Option<Snapshot>, ApiError> {
         let Some(key) = key_of(accepted) else { return Ok(None) };
         let (mut index, found) = self.named(self.lock(), &key, &accepted.body_sha256)?;
-        if found.is_none() {
+        if let Some(found) = &found {
+            if waits {
+                count(&mut index, &found.accepted.id);
+            }
+        } else {
             let (id, body_sha256) = (accepted.id.clone(), accepted.body_sha256.clone());
             index.named.insert(key, Named { id, body_sha256, until: Instant::now() + NAMED, is_kept: false });
         }

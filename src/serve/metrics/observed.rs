@@ -319,9 +319,6 @@ impl Device for ObservedDevice {
         let seconds = since.elapsed().as_secs_f64();
         metrics.busy_seconds.inc_by(seconds);
         metrics.batch_videos.observe(order.jobs.len() as f64);
-        if order.resume {
-            metrics.resumed.inc();
-        }
         if result.is_ok() {
             let pipeline = order.jobs.first().map_or("", |job| job.config.pipeline.name());
             metrics.run_seconds.get_or_create(&PipelineLabel { pipeline }).observe(seconds);
@@ -363,6 +360,37 @@ impl Made for ObservedMade {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A device that has gone on from steps as often as it says.
+    struct Resumed(u64);
+
+    impl Device for Resumed {
+        fn warm(&mut self, _: &Order) -> Result<(), RunError> {
+            Ok(())
+        }
+
+        fn run(&mut self, _: &Order, _: Watch) -> Result<Vec<Box<dyn Made>>, RunError> {
+            Ok(Vec::new())
+        }
+
+        fn evict(&mut self, _: &str) {}
+
+        fn figures(&mut self) -> Figures {
+            Figures { resumed: self.0, ..Figures::default() }
+        }
+    }
+
+    /// An order may be told to go on from steps that are not there.
+    #[test]
+    fn runs_are_resumed_where_steps_were_found() {
+        let metrics = Arc::new(Metrics::new("cpu", "nano", 64));
+        for (found, all) in [(0, 0), (1, 1), (0, 1)] {
+            let mut device = ObservedDevice::new(Box::new(Resumed(found)), Pulse::new(Arc::clone(&metrics)));
+            let order = Order { jobs: Vec::new(), steps: None, resume: true };
+            assert!(device.run(&order, &mut |_| ControlFlow::Continue(())).is_ok());
+            assert_eq!(metrics.resumed.get(), all);
+        }
+    }
 
     /// Loading and compiling take milliseconds or half an hour; what a step takes is known, of each shape by itself.
     #[test]

@@ -16,6 +16,7 @@ pub(super) struct Counts {
     cached: u64,
     pub(super) lora_switches: Vec<Duration>,
     pub(super) checkpoints: Arc<AtomicU64>,
+    pub(super) resumed: u64,
 }
 
 impl Counts {
@@ -38,6 +39,7 @@ impl Counts {
             compiled: std::mem::take(&mut self.compiled),
             cached: std::mem::take(&mut self.cached),
             checkpoints: self.checkpoints.swap(0, Ordering::Relaxed),
+            resumed: std::mem::take(&mut self.resumed),
             lora_switches: std::mem::take(&mut self.lora_switches),
             memory: memory(executor),
         }

@@ -31,6 +31,10 @@ impl Inputs {
         std::fs::write(self.place(name)?, bytes).map_err(|e| PipelineError::Input(format!("{name}: {e}")))
     }
 
+    pub(super) fn remove(&self, name: &str) -> Result<(), PipelineError> {
+        std::fs::remove_file(self.place(name)?).map_err(|e| PipelineError::Input(format!("{name}: {e}")))
+    }
+
     /// The configuration of a job with the paths of its files. What is written is the server's to say.
     pub(super) fn named(&self, job: &Accepted) -> Config {
         let mut config = job.config.clone();

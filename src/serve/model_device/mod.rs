@@ -197,7 +197,7 @@ impl ModelDevice {
     }
 
     /// Where its steps are kept, and those of an ended run. What cannot be gone on with is begun anew.
-    fn saving(&self, order: &Order, work: &mut Prepared) -> Result<Option<Saving>, PipelineError> {
+    fn saving(&mut self, order: &Order, work: &mut Prepared) -> Result<Option<Saving>, PipelineError> {
         // Processes that run together begin anew.
         let Some(path) = order.steps.as_ref().filter(|_| !self.together.are_several()) else { return Ok(None) };
         let every = Some(Every::Time(self.every));
@@ -207,7 +207,10 @@ impl ModelDevice {
             return Ok(Some(saving));
         }
         Ok(Some(match saving.clone().resumed() {
-            Ok(resumed) => resumed,
+            Ok(resumed) => {
+                self.counts.resumed += u64::from(resumed.found_ends().is_some());
+                resumed
+            }
             Err(error) => {
                 tracing::warn!("{}", one_line(&error));
                 work.warnings.push("the steps of an earlier run are of another model or release: begun anew".into());

@@ -44,13 +44,21 @@ impl Sent {
         Ok(Sent { jobs: order.jobs.iter().map(|job| Accepted::clone(job)).collect(), chunk, files })
     }
 
-    fn order(self, inputs: &Inputs) -> Result<(Order, usize), PipelineError> {
+    /// Makes a call with the order and the steps of a call. Its files are there for as long.
+    fn with_files<D>(
+        self,
+        device: &mut D,
+        inputs: impl Fn(&D) -> &Inputs,
+        call: impl FnOnce(&mut D, &Order, usize) -> Result<(), PipelineError>,
+    ) -> Result<(), PipelineError> {
         for (name, text) in &self.files {
             let bytes = BASE64_STANDARD.decode(text).map_err(|e| PipelineError::Input(format!("{name}: {e}")))?;
-            inputs.write(name, &bytes)?;
+            inputs(device).write(name, &bytes)?;
         }
         let jobs = self.jobs.into_iter().map(Arc::new).collect();
-        Ok((Order { jobs, steps: None, resume: false }, self.chunk))
+        let called = call(device, &Order { jobs, steps: None, resume: false }, self.chunk);
+        let removed = self.files.keys().try_for_each(|name| inputs(device).remove(name));
+        called.and(removed)
     }
 }
 
@@ -145,6 +153,10 @@ pub fn follow(config: &Config, group: &Arc<Group>) -> Result<(), String> {
     follow_all(config, group).map_err(|error| one_line(&error))
 }
 
+fn inputs_of(device: &ModelDevice) -> &Inputs {
+    &device.inputs
+}
+
 fn follow_all(config: &Config, group: &Arc<Group>) -> Result<(), PipelineError> {
     let fail = |e: std::io::Error| PipelineError::Input(format!("no folder for given files: {e}"));
     let folder = tempfile::tempdir().map_err(fail)?;
@@ -159,17 +171,44 @@ fn follow_all(config: &Config, group: &Arc<Group>) -> Result<(), PipelineError> 
     };
     loop {
         match device.together.next()? {
-            Call::Run(sent) => {
-                let (order, chunk) = sent.order(&device.inputs)?;
-                let made = device.run_chunks(&order, chunk, &mut |_| ControlFlow::Continue(()));
-                ended(made.map(drop))?;
-            }
+            Call::Run(sent) => sent.with_files(&mut device, inputs_of, |device, order, chunk| {
+                let made = device.run_chunks(order, chunk, &mut |_| ControlFlow::Continue(()));
+                ended(made.map(drop))
+            })?,
             Call::Warm(sent, size) => {
-                let (order, _) = sent.order(&device.inputs)?;
-                ended(device.warm_one(&order, size))?;
+                sent.with_files(&mut device, inputs_of, |device, order, _| ended(device.warm_one(order, size)))?;
             }
             Call::Evict(shape) => device.forget(&shape),
             Call::End => return device.together.wait(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A follower keeps no file longer than the call that it is of.
+    #[test]
+    fn files_of_an_order_go_with_its_call() {
+        let folder = tempfile::tempdir().expect("a folder");
+        std::fs::create_dir(folder.path().join("inputs")).expect("a folder");
+        let mut config = Config::default();
+        config.serve.state = Some(folder.path().to_string_lossy().into_owned());
+        let mut inputs = Inputs::of(&config).expect("a folder");
+        let kept = || std::fs::read_dir(folder.path().join("inputs")).expect("a folder").count();
+        for refused in [false, true] {
+            let files = ["a.png", "b.sound"].map(|name| (name.to_string(), BASE64_STANDARD.encode(name)));
+            let sent = Sent { jobs: Vec::new(), chunk: 3, files: files.into() };
+            let called = sent.with_files(
+                &mut inputs,
+                |inputs| inputs,
+                |inputs, _, chunk| {
+                    assert_eq!((chunk, kept(), inputs.read("a.png")?), (3, 2, b"a.png".to_vec()));
+                    if refused { Err(PipelineError::Input("no".into())) } else { Ok(()) }
+                },
+            );
+            assert_eq!((called.is_err(), kept()), (refused, 0));
         }
     }
 }

@@ -265,9 +265,49 @@ fn a_finished_video_is_edited_and_remixed() {
         (again.config.pipeline, again.config.request.video),
         (Pipeline::Retake, edited.config.request.video.clone())
     );
+    span_by_span(&server, made);
     std::fs::remove_file(server.folder.path().join("inputs").join(&edited.inputs[0])).expect("removed");
     assert_eq!(remix(&edited, json!({"prompt": "d"})).expect_err("gone").status, 410);
     assert_eq!(remix(&source, json!({"prompt": ""})).expect_err("no prompt").code, "missing_prompt");
+}
+
+/// An end of a span that a remix does not say stays, however its source wrote it; `retake` says all of it.
+fn span_by_span(server: &Server, made: Source) {
+    let id = &made.accepted.id;
+    let read = |body: &Value| Form::json(body.to_string().as_bytes()).expect("JSON");
+    let sources = [
+        json!({"start": 0.25, "end": 0.5}),
+        json!({"retake": {"start": 0.25, "end": 0.5}}),
+        json!({"ltx2": {"request": {"retake": {"from": 0.25, "to": 0.5}}}}),
+        json!({"ltx2": {"request": {"retake": {"start": 0.25, "end": 0.5}}}}),
+        json!({"start": 0.25, "ltx2": {"request": {"retake": {"to": 0.5}}}}),
+    ];
+    for source in sources {
+        let mut body = source.clone();
+        (body["prompt"], body["seed"], body["video"]) = ("b".into(), 6.into(), id.to_string().into());
+        let edited = server.accept(read(&body), Endpoint::Edit(Some(made))).unwrap_or_else(|e| panic!("{body}: {e}"));
+        for (body, from, to) in [
+            (json!({}), json!(0.25), json!(0.5)),
+            (json!({"end": 0.75}), json!(0.25), json!(0.75)),
+            (json!({"start": 0.125}), json!(0.125), json!(0.5)),
+            (json!({"ltx2": {"request": {"retake": {"to": 0.75}}}}), json!(0.25), json!(0.75)),
+            (json!({"ltx2": {"request": {"retake": {"end": 0.75}}}}), json!(0.25), json!(0.75)),
+            (json!({"ltx2": {"request": {"retake": {"start": 0.125}}}}), json!(0.125), json!(0.5)),
+            (json!({"ltx2": {"request": {"retake": {"from": 0.125}}}, "end": 0.75}), json!(0.125), json!(0.75)),
+            (json!({"retake": {"start": 0.125}}), json!(0.125), Value::Null),
+        ] {
+            let mut body = body;
+            body["prompt"] = "c".into();
+            let remix = |of: &Accepted, body: &Value| {
+                server.accept(read(body), Endpoint::Remix(of)).unwrap_or_else(|e| panic!("{source} {body}: {e}"))
+            };
+            let first = remix(&edited, &body);
+            for made in [&first, &remix(&first, &json!({"prompt": "d"}))] {
+                let got = (at(made, "request.retake.from"), at(made, "request.retake.to"));
+                assert_eq!((got, &made.warnings), ((from.clone(), to.clone()), &Vec::new()), "{source} {body}");
+            }
+        }
+    }
 }
 
 #[test]
@@ -308,5 +348,14 @@ fn every_pipeline_of_a_video_can_be_warmed() {
         let accepted = server.fields.warm(&shape).unwrap_or_else(|error| panic!("{shape}: {error}"));
         assert_eq!(Shape::of(&accepted.config), Some(shape));
         assert_eq!(accepted.inputs.len(), files, "{shape}");
+    }
+    // An extension of fewer frames would be one of another size.
+    for (text, is_one) in [("64x64x17@extend", true), ("64x64x9@extend", false), ("64x64x9@retake", true)] {
+        let parsed = Shape::parse(text, Pipeline::TextToVideo);
+        assert_eq!(parsed.is_ok(), is_one, "{parsed:?}");
+        if let Err(error) = parsed {
+            assert!(error.contains("64x64x9@extend") && error.contains("give 17 frames"), "{error}");
+            assert!(Shape::parse("64x64x9", Pipeline::Extend).is_err());
+        }
     }
 }

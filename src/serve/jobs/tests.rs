@@ -1,0 +1,124 @@
+//! What threads do at once, one step after another.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::Map;
+
+use super::*;
+use crate::config::Config;
+use crate::serve::id::Ids;
+use crate::serve::store::FileStore;
+
+const SEND: &str = "k";
+
+struct Server {
+    jobs: Arc<Jobs>,
+    ids: Ids,
+}
+
+impl Server {
+    fn open(folder: &std::path::Path) -> Self {
+        let mut settings = Serve::default();
+        settings.min_free.0 = 0;
+        // The wall's clock is that of the requests.
+        let pace = Pace { clock: Arc::new(|| 100), ..Pace::default() };
+        let store = FileStore::open(folder).expect("a store");
+        let jobs = Jobs::open_at(Arc::new(store), settings, pace).expect("jobs");
+        Server { ids: Ids::behind(jobs.last_id().as_ref()), jobs }
+    }
+
+    fn caller() -> Caller {
+        Caller { name: String::new(), sees_all: true }
+    }
+
+    fn accepted(&self) -> Accepted {
+        Accepted {
+            id: self.ids.next().expect("an id"),
+            created_at: 100,
+            owner: String::new(),
+            model: "nano".into(),
+            config: Config::default(),
+            fields: Map::new(),
+            seconds: None,
+            user: None,
+            metadata: Map::new(),
+            warnings: Vec::new(),
+            remixed_from: None,
+            inputs: Vec::new(),
+            body_sha256: "body".into(),
+            idempotency_key: Some(SEND.into()),
+            traceparent: None,
+            shape: "shape".into(),
+            batch_key: "key".into(),
+        }
+    }
+
+    /// A request whose client waits, with the key of all.
+    fn wait(&self) -> (VideoId, Waiter) {
+        let ticket = self.jobs.admit(&Server::caller()).expect("a place").waits();
+        let (Submitted::New(job) | Submitted::Again(job)) = self.jobs.submit(ticket, self.accepted()).expect("taken");
+        (job.accepted.id.clone(), self.jobs.waiter(&job))
+    }
+
+    /// The same, answered with what came before.
+    fn again(&self) -> Option<(VideoId, Waiter)> {
+        let job = self.jobs.replayed(&Server::caller(), SEND, "body", true).expect("the same request")?;
+        Some((job.accepted.id.clone(), self.jobs.waiter(&job)))
+    }
+
+    fn is_cancelled(&self, id: &VideoId) -> bool {
+        let job = self.jobs.get(&Server::caller(), id).expect("a job");
+        job.record.failure.as_ref().is_some_and(|failure| failure.code == "cancelled")
+    }
+}
+
+#[test]
+fn a_job_goes_with_the_last_of_those_that_wait_for_it() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let server = Server::open(folder.path());
+    let (id, first) = server.wait();
+    let (same, second) = server.wait();
+    let (replayed, third) = server.again().expect("the job");
+    assert_eq!((&same, &replayed), (&id, &id));
+    drop(first);
+    drop(second);
+    assert!(!server.is_cancelled(&id), "another client waits for it");
+    drop(third);
+    assert!(server.is_cancelled(&id));
+    // The request that comes again is a new one, as it is behind a restart.
+    assert!(server.again().is_none());
+    drop(server);
+    let server = Server::open(folder.path());
+    assert!(server.is_cancelled(&id) && server.again().is_none());
+    let (other, waiter) = server.wait();
+    assert_ne!(other, id);
+    // One that was told that the job goes on leaves it to go on.
+    waiter.answered();
+    let (_, later) = server.again().expect("the job");
+    drop(later);
+    assert!(!server.is_cancelled(&other));
+    // One that its owner cancels is what the key stands for.
+    server.jobs.cancel(&Server::caller(), &other).expect("cancelled");
+    assert_eq!(server.again().map(|(id, _)| id), Some(other));
+}
+
+/// A job that a request tries to cancel is nobody else's meanwhile; where that fails, the device has it.
+#[test]
+fn a_job_that_could_not_be_cancelled_runs() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let server = Server::open(folder.path());
+    let (id, _waiter) = server.wait();
+    let (index, is_there) = server.jobs.claim(server.jobs.lock(), &id);
+    drop(index);
+    assert!(is_there);
+    let jobs = Arc::clone(&server.jobs);
+    let (begun, told) = std::sync::mpsc::channel();
+    let device = std::thread::spawn(move || begun.send(jobs.next().map(|run| run.order.jobs.len())));
+    assert!(told.recv_timeout(Duration::from_millis(200)).is_err(), "its state is being written");
+    server.jobs.settle(&mut server.jobs.lock(), &id, None);
+    let begun = told.recv_timeout(Duration::from_secs(20));
+    server.jobs.drain();
+    assert_eq!(begun, Ok(Some(1)));
+    assert!(device.join().expect("no panic").is_ok());
+}
