@@ -32,7 +32,7 @@ const MOST_SECONDS: f64 = 3600.0;
 /// The part of a file's sound from a second on.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SoundPart {
-    /// What is heard behind the start; empty where the sound ends before.
+    /// Samples behind the start; none where the sound ends before.
     pub sound: Audio,
     /// Seconds of the sound as far as it was read, those before the start among them.
     pub length: f64,

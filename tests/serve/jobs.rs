@@ -88,7 +88,7 @@ fn a_store_is_one_server_s_alone_and_private() {
             }
         }
     }
-    std::fs::write(state.path().join("format"), "2\n").expect("written");
+    std::fs::write(state.path().join("format"), "1\n").expect("written");
     assert!(FileStore::open(state.path()).expect_err("another format").to_string().contains("another release"));
 }
 

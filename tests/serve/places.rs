@@ -151,7 +151,7 @@ fn a_client_that_is_lost_sends_its_request_again() {
     site.end();
 }
 
-/// What was made before is answered before the model is loaded again.
+/// A video that was made before is answered before the model is loaded again.
 #[needs(nothing)]
 fn a_replay_needs_no_model() {
     let folder = quick_folder();

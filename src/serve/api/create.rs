@@ -101,7 +101,7 @@ fn finished(app: &App, caller: &Caller, id: &VideoId) -> Result<Arc<Accepted>, A
     }
 }
 
-/// What a request needs beside a place, before its body is looked at.
+/// Refuses a request that lacks the source it names, or a model to wait for.
 fn check_ready(app: &App, caller: &Caller, kind: &RequestKind) -> Result<(), ApiError> {
     match kind {
         RequestKind::Remix(source) => finished(app, caller, source).map(drop),

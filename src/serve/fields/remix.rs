@@ -80,7 +80,7 @@ impl RequestFields {
         }
     }
 
-    /// What of a retake's span is not said stays that of the source, however that wrote it; the field `retake` says all of it.
+    /// Ends of a retake's span that are not said stay those of the source, however that wrote them; the field `retake` says all.
     fn lay_span(&self, below: &mut Below) {
         let tree = self.values.get("ltx2").and_then(|tree| at(tree, "request.retake"));
         if tree.is_none() && !["start", "end", "retake"].iter().any(|name| self.says(name)) {

@@ -1,4 +1,4 @@
-//! What threads do at once, one step after another.
+//! Jobs that several threads have at once, one step after another.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -18,8 +18,9 @@ use crate::serve::id::VideoId;
 use crate::serve::job::{Accepted, Record, State};
 use crate::{failpoint, threads};
 
-/// Contents of the file `format`.
-const FORMAT: &str = "1\n";
+/// Contents of the file `format`. It is another number wherever a key of the YAML has another name than in a request that an
+/// earlier release kept.
+const FORMAT: &str = "2\n";
 /// Bytes that are kept for the case that the disk is full.
 const RESERVE: u64 = 16 << 20;
 /// A given file may be there before its job is.
@@ -295,7 +296,7 @@ impl JobStore for FileStore {
 fn check_format(root: &Folder) -> io::Result<()> {
     match root.read("format") {
         Ok(found) if found == FORMAT.as_bytes() => Ok(()),
-        Ok(_) => Err(io::Error::other("another release wrote it: give another folder, or use that release")),
+        Ok(_) => Err(io::Error::other("another release wrote it: give another folder, or use that release to its last video")),
         Err(error) if error.kind() == io::ErrorKind::NotFound => root.put("format", FORMAT.as_bytes(), || ()),
         Err(error) => Err(error),
     }
