@@ -1,6 +1,7 @@
 //! Places in the queue: how many there are, when a request has one, and requests that need none.
 
 use std::io::Write;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
