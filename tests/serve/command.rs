@@ -140,7 +140,8 @@ fn a_signal_to_another_process_is_not_the_server_s() {
     let place = ltx2::runtime::processes::store::Server::start("127.0.0.1:0").expect("listens").address().to_string();
     let member = |id: &str| {
         let state = folder.path().join(id).to_string_lossy().into_owned();
-        let mut command = serve(&["--listen", "127.0.0.1:0", "--platform", "cpu", "--min-free", "0B", "--warm", "none"]);
+        let mut command =
+            serve(&["--listen", "127.0.0.1:0", "--platform", "cpu", "--min-free", "0B", "--warm", "none"]);
         command.args(["--state", &state, "--coordinator", &place, "--num-processes", "2", "--process-id", id]);
         command.env("LTX2_REHEARSE_PROCESSES", "1").spawn().expect("it starts")
     };

@@ -296,7 +296,9 @@ impl JobStore for FileStore {
 fn check_format(root: &Folder) -> io::Result<()> {
     match root.read("format") {
         Ok(found) if found == FORMAT.as_bytes() => Ok(()),
-        Ok(_) => Err(io::Error::other("another release wrote it: give another folder, or use that release to its last video")),
+        Ok(_) => Err(io::Error::other(
+            "another release wrote it: give another folder, or use that release to its last video",
+        )),
         Err(error) if error.kind() == io::ErrorKind::NotFound => root.put("format", FORMAT.as_bytes(), || ()),
         Err(error) => Err(error),
     }
