@@ -167,7 +167,7 @@ fn a_replay_needs_no_model() {
     let loaded = load(&CliOverrides { files: vec!["nano".into()], set, ..CliOverrides::default() });
     let factory = move || {
         goes.recv().expect("the word to go on");
-        Ok(Box::new(ScriptedDevice::new(Arc::default())) as Box<dyn Device>)
+        Ok(Box::new(ScriptedDevice::new(std::sync::Arc::default())) as Box<dyn Device>)
     };
     let server = ltx2::serve::server::Server::start(loaded.expect("one"), Options::default(), Box::new(factory));
     let server = server.expect("a server");

@@ -9,7 +9,6 @@ use tokio::sync::watch;
 
 use super::Caller;
 use super::progress::{Profiles, Track};
-use super::submit::key_of;
 use crate::serve::id::VideoId;
 use crate::serve::job::{Accepted, JobPhase, Progress, Record, Snapshot, State};
 use crate::serve::schedule::{Candidate, Loaded};
@@ -213,4 +212,9 @@ impl Index {
         let owns = |owner: &str| caller.sees_all || caller.name == owner;
         self.gone_ids.contains(id) && self.gone.iter().any(|(known, owner)| known == id && owns(owner))
     }
+}
+
+/// Owner and idempotency key of a request.
+pub(super) fn key_of(accepted: &Accepted) -> Option<(String, String)> {
+    Some((accepted.owner.clone(), accepted.idempotency_key.clone()?))
 }

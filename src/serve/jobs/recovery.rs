@@ -4,8 +4,8 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use super::end::{DELETED, GONE};
-use super::index::{At, Entry, Index, Named};
-use super::submit::{NAMED, enqueue, key_of};
+use super::index::{At, Entry, Index, Named, key_of};
+use super::submit::{NAMED, enqueue};
 use super::{Jobs, Pace};
 use crate::config::Serve;
 use crate::serve::error::Failure;

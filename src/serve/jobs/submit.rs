@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::index::{At, Entry, Index, Named, Place, Waiting};
+use super::index::{At, Entry, Index, Named, Place, Waiting, key_of};
 use super::waiters::{Waiter, count};
 use super::{Caller, Jobs, Submitted, Ticket, no_room, retry_after};
 use crate::serve::error::ApiError;
@@ -222,11 +222,6 @@ impl Jobs {
         self.ask_sweep();
         self.is_changed();
     }
-}
-
-/// Owner and idempotency key of a request.
-pub(super) fn key_of(accepted: &Accepted) -> Option<(String, String)> {
-    Some((accepted.owner.clone(), accepted.idempotency_key.clone()?))
 }
 
 /// Waiting jobs of a key, and places that it holds.
