@@ -39,7 +39,8 @@ impl Edit {
         &self,
         planes: &mut [Vec<f32>],
         rate: u32,
-        (start, end): (f64, Option<f64>),
+        start: f64,
+        end: Option<f64>,
         dropped: usize,
     ) -> usize {
         let (skip, gap, start) = (samples(self.skip, rate), samples(self.gap(end), rate), place(start, rate));
@@ -204,13 +205,13 @@ mod tests {
         assert_eq!(edit, Edit { silence: 0.5, skip: 0.5, length: Some(1.0) });
         let mut planes = vec![vec![1.0, 2.0, 3.0, 4.0, 5.0]];
         let all = planes.clone();
-        assert_eq!(edit.apply(&mut planes, 2, (0.0, None), 0), 3);
+        assert_eq!(edit.apply(&mut planes, 2, 0.0, None, 0), 3);
         assert_eq!(planes, [[0.0, 2.0, 3.0]]);
         // From a later start, where what is before it is gone already.
         for (start, heard) in [(0.5, &[2.0, 3.0][..]), (1.0, &[3.0]), (1.5, &[]), (9.0, &[])] {
             let gone = edit.before(start, 2, None).min(5);
             let mut planes = vec![all[0][gone..].to_vec()];
-            assert_eq!((edit.apply(&mut planes, 2, (start, None), gone), &planes[0][..]), (3, heard), "{start}");
+            assert_eq!((edit.apply(&mut planes, 2, start, None, gone), &planes[0][..]), (3, heard), "{start}");
         }
         std::fs::write(file.path(), b"RIFF").unwrap();
         assert_eq!(sound_edit(file.path()).unwrap(), Edit::default());

@@ -175,7 +175,7 @@ fn decoded(
     if planes.iter().flatten().any(|sample| !sample.is_finite()) {
         return Err(Reason::DecodeError("it holds samples that are no numbers").into());
     }
-    let length = edit.apply(&mut planes, rate, (start, end), dropped);
+    let length = edit.apply(&mut planes, rate, start, end, dropped);
     let sound = Audio::new(stereo(planes, &channels), rate);
     let sound = sound.map_err(|_| Reason::DecodeError("no channel, or a rate of 0"))?;
     Ok(Some(SoundPart { sound, length: length as f64 / f64::from(rate) }))
