@@ -157,9 +157,7 @@ fn check_source(config: &Config) -> Result<(), Fault> {
                 return fail("request.retake", text, "makes neither video nor sound anew; set one of both true".into());
             }
             if span.from <= 0.0 && span.to.is_none() {
-                let why = "is the whole video: say the span that is made anew, --retake FROM TO; without a given video it is \
-                           --pipeline text_to_video";
-                return fail("request.retake", text, why.into());
+                return fail("request.retake", text, "is the whole video: say which span of it is made anew".into());
             }
         }
         (Some(_), _) => return fail("request.retake", name(), "is the pipeline retake's alone".into()),

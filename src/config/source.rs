@@ -208,7 +208,7 @@ mod tests {
             ("{from: 2, to: 1}", "2 to 1 s (--set): is empty; to must be after from"),
             ("{from: 1.5, to: 2}", "lies behind the video, which ends at 1.042 s"),
             ("{from: 0, video: false, audio: false}", "makes neither video nor sound anew"),
-            ("{kept: source}", "0 s to the end (--set): is the whole video: say the span"),
+            ("{kept: source}", "0 s to the end (--set): is the whole video: say which span"),
         ] {
             let error = span(retake).expect_err("refused");
             assert!(error.contains(why), "{error}");

@@ -43,7 +43,7 @@ impl Fields {
                 (size, json!({"input_audio": wav}))
             }
             Pipeline::IcLora => (size, json!({"reference_videos": [{"data": video(num_frames)?}]})),
-            Pipeline::Retake => (json!({}), json!({"input_video": video(num_frames)?, "start": 0})),
+            Pipeline::Retake => (json!({}), json!({"input_video": video(num_frames)?, "start": 0, "end": 1})),
             Pipeline::VideoToAudio => (json!({}), json!({"input_video": video(num_frames)?})),
             Pipeline::Extend => {
                 // What an extension is made beside, and what it adds.
