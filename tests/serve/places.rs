@@ -167,7 +167,7 @@ fn a_replay_needs_no_model() {
     let loaded = load(&CliOverrides { files: vec!["nano".into()], set, ..CliOverrides::default() });
     let factory = move || {
         goes.recv().expect("the word to go on");
-        Ok(Box::new(ScriptedDevice::new(std::sync::Arc::default())) as Box<dyn Device>)
+        Ok(Box::new(ScriptedDevice::new(Arc::default())) as Box<dyn Device>)
     };
     let server = ltx2::serve::server::Server::start(loaded.expect("one"), Options::default(), Box::new(factory));
     let server = server.expect("a server");
@@ -212,7 +212,7 @@ fn an_end_is_in_time_whatever_hangs() {
     assert_eq!(site.wait(&bad)["error"]["code"], "internal");
     until("the failure", || site.server.has_failed());
     assert_eq!(site.get(&format!("/v1/videos/{hangs}")).json()["status"], "in_progress");
-    let (since, log) = (Instant::now(), std::sync::Arc::clone(&site.log));
+    let (since, log) = (Instant::now(), Arc::clone(&site.log));
     assert_eq!(site.end(), 130);
     assert!(since.elapsed() < Duration::from_secs(5), "{:?}", since.elapsed());
     log.released.store(true, Ordering::Release);
