@@ -139,6 +139,7 @@ pub(crate) fn engine_options(config: &Config) -> EngineOptions {
     EngineOptions {
         xla_flags: config.runtime.xla_flags.iter().map(|(n, v)| (n.clone(), flag(v))).collect(),
         compile_cache: config.compile_cache(),
+        write_behind: None,
         traceable: false,
     }
 }

@@ -15,6 +15,8 @@ pub struct EngineOptions {
     pub xla_flags: BTreeMap<String, OptionValue>,
     /// Folder of the compile cache; `None` compiles every program.
     pub compile_cache: Option<PathBuf>,
+    /// Whether programs are written to it behind their first run; `None`: but on a CPU, whose programs take no time to be serialized.
+    pub write_behind: Option<bool>,
     /// Whether a profiler trace needs name scopes of every operation.
     pub traceable: bool,
 }

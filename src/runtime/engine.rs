@@ -213,10 +213,11 @@ impl Engine {
                 let loaded = failpoint::within("compile", name, compiled)?;
                 let took = start.elapsed();
                 self.timeline.add(SpanKind::Compile, name, start, None);
+                let behind = self.options.write_behind.unwrap_or(self.platform() != "cpu");
                 // Where processes share a folder, one entry is enough.
                 let first = self.group.as_ref().is_none_or(|group| group.id() == 0);
                 if let Some(entry) = entry.filter(|entry| first || !entry.path().exists()) {
-                    self.save(entry, &loaded, turn.as_ref().zip(writing).filter(|_| self.platform() != "cpu"));
+                    self.save(entry, &loaded, turn.as_ref().zip(writing).filter(|_| behind));
                 }
                 drop(claim);
                 (loaded, ExecutableOrigin::Compiled, took)

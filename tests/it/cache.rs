@@ -22,10 +22,14 @@ fn program() -> Program {
 
 /// A new engine of a plugin, given a folder of entries.
 fn engine(plugin: &Path, folder: &Path, devices: usize) -> Engine {
+    engine_that_writes(plugin, folder, devices, None)
+}
+
+fn engine_that_writes(plugin: &Path, folder: &Path, devices: usize, write_behind: Option<bool>) -> Engine {
     let plugin = Plugin::load(plugin).expect("the plugin loads");
     let cpu = CpuOptions { devices: Some(devices), ..CpuOptions::default() };
     let client = Client::new(&plugin, &ClientOptions::Cpu(cpu)).expect("a client");
-    let options = EngineOptions { compile_cache: Some(folder.into()), ..quick() };
+    let options = EngineOptions { compile_cache: Some(folder.into()), write_behind, ..quick() };
     Engine::new(client, options)
 }
 
@@ -96,7 +100,7 @@ fn an_entry_is_written_behind_the_first_run_or_at_the_end() {
     for runs in [true, false] {
         let dir = tempfile::tempdir().expect("a folder");
         let entries = || fs::read_dir(dir.path()).expect("a cache").count();
-        let engine = engine(&own, dir.path(), 1);
+        let engine = engine_that_writes(&own, dir.path(), 1, Some(true));
         let executable = engine.compile("double", &program()).expect("compiles");
         assert_eq!(entries(), 0, "nothing is written before it runs");
         if runs {
@@ -109,4 +113,9 @@ fn an_entry_is_written_behind_the_first_run_or_at_the_end() {
         assert_eq!(entries(), 1);
         assert_eq!(origin(&own, dir.path(), 1), ExecutableOrigin::CacheHit);
     }
+    // On a CPU at once, unless it is said: another process may wait for it.
+    let dir = tempfile::tempdir().expect("a folder");
+    let engine = engine(&own, dir.path(), 1);
+    engine.compile("double", &program()).expect("compiles");
+    assert_eq!(fs::read_dir(dir.path()).expect("a cache").count(), 1);
 }

@@ -108,8 +108,7 @@ pub(super) struct Index {
     pub(super) waiting: BTreeMap<Place, Waiting>,
     /// Places that are held, by key.
     pub(super) tickets: HashMap<String, usize>,
-    /// By owner and key.
-    pub(super) named: HashMap<(String, String), Named>,
+    pub(super) named: HashMap<RequestName, Named>,
     pub(super) runs: BTreeMap<u64, Run>,
     pub(super) begun: u64,
     pub(super) loaded: Loaded,
@@ -214,7 +213,20 @@ impl Index {
     }
 }
 
-/// Owner and idempotency key of a request.
-pub(super) fn key_of(accepted: &Accepted) -> Option<(String, String)> {
-    Some((accepted.owner.clone(), accepted.idempotency_key.clone()?))
+/// A request's idempotency key, each caller's own.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct RequestName {
+    owner: String,
+    key: String,
+}
+
+impl RequestName {
+    pub(super) fn of(caller: &Caller, key: &str) -> Self {
+        RequestName { owner: caller.name.clone(), key: key.into() }
+    }
+}
+
+/// The name of a request that has one.
+pub(super) fn key_of(accepted: &Accepted) -> Option<RequestName> {
+    Some(RequestName { owner: accepted.owner.clone(), key: accepted.idempotency_key.clone()? })
 }

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::index::{At, Entry, Index, Named, Place, Waiting, key_of};
+use super::index::{At, Entry, Index, Named, Place, RequestName, Waiting, key_of};
 use super::waiters::{Waiter, count};
 use super::{Caller, Jobs, Submitted, Ticket, no_room, retry_after};
 use crate::serve::error::ApiError;
@@ -129,7 +129,7 @@ impl Jobs {
     /// Whether a caller's idempotency key stands for a job.
     pub fn is_named(&self, caller: &Caller, key: &str) -> bool {
         let index = self.lock();
-        index.named.get(&(caller.name.clone(), key.into())).is_some_and(|named| named.until > Instant::now())
+        index.named.get(&RequestName::of(caller, key)).is_some_and(|named| named.until > Instant::now())
     }
 
     /// The job of a request that came before with the same idempotency key; a client that `waits` for it is counted. Waits for
@@ -144,7 +144,7 @@ impl Jobs {
         body_sha256: &str,
         waits: bool,
     ) -> Result<Option<Snapshot>, ApiError> {
-        let (mut index, found) = self.named(self.lock(), &(caller.name.clone(), key.into()), body_sha256)?;
+        let (mut index, found) = self.named(self.lock(), &RequestName::of(caller, key), body_sha256)?;
         if let Some(found) = found.as_ref().filter(|_| waits) {
             count(&mut index, &found.accepted.id);
         }
@@ -160,7 +160,7 @@ impl Jobs {
     fn named<'a>(
         &'a self,
         mut index: MutexGuard<'a, Index>,
-        key: &(String, String),
+        key: &RequestName,
         body_sha256: &str,
     ) -> Result<(MutexGuard<'a, Index>, Option<Snapshot>), ApiError> {
         loop {
