@@ -63,8 +63,10 @@ pub fn programs() -> PathBuf {
         let processor = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let kind: Vec<&str> = processor.lines().filter(|l| l.starts_with("model") || l.starts_with("flags")).collect();
         let mut hasher = std::hash::DefaultHasher::new();
-        // A binary's own: others compile the same programs with other options, which are other entries.
-        (env!("CARGO_CRATE_NAME"), plugin, about, kind.first(), kind.last()).hash(&mut hasher);
+        // A binary's own: others compile the same programs with other options, which are other entries. What those of the server
+        // start is what those of the commands start.
+        let binary = env!("CARGO_CRATE_NAME");
+        (if binary == "serve" { "cli" } else { binary }, plugin, about, kind.first(), kind.last()).hash(&mut hasher);
         Path::new(env!("CARGO_TARGET_TMPDIR")).join("programs").join(format!("{:016x}", hasher.finish()))
     });
     folder.clone()
