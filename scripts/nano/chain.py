@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Memory and joins of long videos of the toy model: scripts/nano/chain.py LTX2 OUT [SECONDS…]
 
-Makes a video of each length (5 and 60 s) by chaining, once as users run it and once with one arena for all threads, and prints the table
-of docs/decisions/given-videos.md: resident memory (its peak, and the most in the second fifth and in the last fifth of the run), and
+Makes a video of each length (5 and 60 s) by chaining, once as users run it and once with one arena for all threads, and prints a table for
+docs/decisions/given-videos.md: resident memory (its peak, and the most in the second fifth and in the last fifth of the run), and
 the largest difference of two neighbouring samples where clips meet and elsewhere. Ten minutes on two cores.
 """
 
