@@ -221,11 +221,11 @@ serve-sdk:
 	$(SERVE_SDK)/bin/python scripts/serve/peers.py --ltx2 target/debug/ltx2 --peers "$(PEERS)" \
 		$(if $(RECORD),--record $(RECORDED)/peers.json)
 
-# The server under load, faults and full disks: the table of benchmarks/serving.md. A quarter of an hour. RELEASE=1: of a release build.
-serve-load:
-	cargo build --locked
-	target/debug/ltx2 plugin install cpu
-	python3 scripts/serve/load.py -o benchmarks/serving.md $(if $(RELEASE),--release)
+# The server under load, faults and full disks, as it is installed (a release build): the table of benchmarks/serving.md. A quarter
+# of an hour.
+serve-load: $(LTX2)
+	$(LTX2) plugin install cpu
+	python3 scripts/serve/load.py -o benchmarks/serving.md
 
 # An image of the server by docker; where there is none, the steps of its recipe in a clean folder.
 IMAGE ?= ltx2

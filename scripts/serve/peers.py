@@ -213,7 +213,8 @@ def main():
         work.mkdir()
         (work / "input_image.png").write_bytes(png(64, 64))
         # Their examples name models of their own.
-        flags = ["--any-model", "--warm", "none", "--set", "sampler.steps=4"]
+        # A published size takes a processor minutes, for which their synchronous examples wait.
+        flags = ["--any-model", "--warm", "none", "--set", "sampler.steps=4", "--sync-timeout", f"{SECONDS}s"]
         with Server(arguments.ltx2, folder, *flags, config=arguments.config) as server, Proxy(server.port) as proxy:
             peers = Peers(arguments.peers, work, proxy.port)
             for check in CHECKS:

@@ -1,7 +1,11 @@
 //! Claims on entries of the compile cache, among processes.
 
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// How long another process's compile is waited for: longer than any takes, but for one that was stopped.
+const PATIENCE: Duration = Duration::from_secs(1800);
 
 /// A process's claim on an entry that is not there: others that want its program wait until it is dropped. It is a locked file
 /// next to the entry, so that it ends with its process.
@@ -11,13 +15,26 @@ pub(super) struct Claim {
 }
 
 impl Claim {
-    /// Waits for whoever compiles the same program. None where no file can be locked: a program is then compiled twice at worst.
-    pub(super) fn wait(entry: &Path) -> Option<Self> {
+    /// Waits for whoever compiles the same program. None where no file can be locked, or nobody gives it up: a program is then
+    /// compiled twice at worst.
+    pub(super) fn wait(name: &str, entry: &Path) -> Option<Self> {
         let path = entry.with_extension("lock");
         fs::create_dir_all(entry.parent()?).ok()?;
         let file = File::create(&path).ok()?;
-        file.lock().ok()?;
-        Some(Claim { path, file })
+        let started = Instant::now();
+        let mut is_said = false;
+        loop {
+            match file.try_lock() {
+                Ok(()) => return Some(Claim { path, file }),
+                Err(TryLockError::WouldBlock) if started.elapsed() < PATIENCE => {}
+                Err(_) => return None,
+            }
+            if !is_said {
+                tracing::info!("{name}: waiting for another process that compiles it ({})", path.display());
+                is_said = true;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
 }
 

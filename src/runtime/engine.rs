@@ -197,7 +197,9 @@ impl Engine {
         let turn = entry.as_ref().filter(|_| self.group.is_none()).map(|entry| Turn::at(entry.path()));
         let writing = turn.as_ref().map(Turn::wait);
         let absent = entry.as_ref().filter(|entry| turn.is_some() && !entry.path().exists());
-        let claim = absent.and_then(|entry| Claim::wait(entry.path()));
+        let behind = self.options.write_behind.unwrap_or(self.platform() != "cpu");
+        // Nor where it is written later: two processes could each wait for what the other has yet to run.
+        let claim = absent.filter(|_| !behind).and_then(|entry| Claim::wait(name, entry.path()));
         let start = Instant::now();
         let cached = entry.as_ref().and_then(|entry| self.load_cached(name, entry));
         let cached = if self.all_cached(name, program, &options, cached.is_some())? { cached } else { None };
@@ -213,7 +215,6 @@ impl Engine {
                 let loaded = failpoint::within("compile", name, compiled)?;
                 let took = start.elapsed();
                 self.timeline.add(SpanKind::Compile, name, start, None);
-                let behind = self.options.write_behind.unwrap_or(self.platform() != "cpu");
                 // Where processes share a folder, one entry is enough.
                 let first = self.group.as_ref().is_none_or(|group| group.id() == 0);
                 if let Some(entry) = entry.filter(|entry| first || !entry.path().exists()) {

@@ -17,6 +17,8 @@ use super::jobs::Caller;
 const SESSION: Duration = Duration::from_secs(12 * 3600);
 /// Cookies at once; beyond them the oldest goes.
 const SESSIONS: usize = 1024;
+/// Name of the key that the environment gives.
+const ENV: &str = "env";
 /// Bytes of a file of keys.
 const FILE_LIMIT: u64 = 1 << 20;
 
@@ -152,7 +154,11 @@ fn read_keys(file: Option<&Path>, single: Option<&str>) -> Result<Vec<Key>, Stri
     };
     if let Some(key) = single {
         // One key alone sees everything: there are no others whose videos it could see.
-        keys.push(Key { name: "env".into(), sees_all: keys.is_empty(), digest: digest(key) });
+        let digest = digest(key);
+        if keys.iter().any(|other| other.name == ENV || other.digest == digest) {
+            return Err(format!("LTX2_API_KEY: the file has its key, or one that is named '{ENV}' as it is"));
+        }
+        keys.push(Key { name: ENV.into(), sees_all: keys.is_empty(), digest });
     }
     Ok(keys)
 }
@@ -169,6 +175,9 @@ fn read_private(file: &Path) -> Result<String, String> {
         return Err(format!("{}: others may read it (mode {mode:03o}): chmod 600 it", file.display()));
     }
     let mut text = String::new();
+    if metadata.len() > FILE_LIMIT {
+        return Err(format!("{}: more than {FILE_LIMIT} bytes", file.display()));
+    }
     (&mut opened).take(FILE_LIMIT).read_to_string(&mut text).map_err(fault)?;
     Ok(text)
 }
@@ -225,6 +234,18 @@ mod tests {
         for wrong in ["", "secret-on", "secret-one ", "secret-one0", "anna:secret-one"] {
             assert_eq!(keys.of_bearer(wrong), None, "{wrong}");
         }
+    }
+
+    /// A key of the environment is another's than those of the file.
+    #[test]
+    fn a_key_of_the_environment_is_its_own() {
+        for (lines, key) in [("env:secret-one", "secret-two"), ("anna:secret-one", "secret-one")] {
+            let (_folder, path) = file(lines, 0o600);
+            let error = Keys::open(Some(&path), Some(key)).expect_err("refused");
+            assert!(error.contains("LTX2_API_KEY") && !error.contains("secret"), "{error}");
+        }
+        let (_folder, path) = file(&"# long\n".repeat(200_000), 0o600);
+        assert!(Keys::open(Some(&path), None).expect_err("refused").contains("more than 1048576 bytes"));
     }
 
     /// The time of a comparison tells nothing: all keys are compared, by digests of one length, and nothing branches on a result.

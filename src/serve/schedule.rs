@@ -44,6 +44,11 @@ impl Loaded {
         self.shapes.drain(..surplus).collect()
     }
 
+    /// Notes that a shape's programs are not there.
+    pub fn forget(&mut self, shape: &str) {
+        self.shapes.retain(|known| &**known != shape);
+    }
+
     /// Notes the LoRAs that are merged now.
     pub fn use_loras(&mut self, loras: &Arc<str>) {
         self.loras = Some(Arc::clone(loras));
@@ -152,6 +157,11 @@ mod tests {
         }
         assert_eq!(names(loaded.use_shape(&Arc::from("c"), 2)), ["b"]);
         assert_eq!(names(loaded.use_shape(&Arc::from("d"), 1)), ["a", "c"]);
+        // One that did not fit leaves its place, and is no reason to overtake.
+        loaded.use_shape(&Arc::from("e"), 2);
+        loaded.forget("e");
+        assert!(!loaded.suits(&job("e  ")) && loaded.suits(&job("d  ")));
+        assert!(loaded.use_shape(&Arc::from("f"), 2).is_empty());
     }
 
     proptest! {

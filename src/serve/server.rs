@@ -122,6 +122,7 @@ impl Server {
             listeners.push(runtime.spawn(listen::serve(listener, router, options.limits, own, ends)));
         }
         let router = api::router(Arc::clone(&app)).map_err(StartError::Usage)?;
+        app.fields.warm_shapes().map_err(StartError::Usage)?;
         let serving = listen::serve(listener, router, options.limits, connections, connections_end);
         listeners.push(runtime.spawn(serving));
         // What a warm-up starts from is made first, which takes its time.
@@ -259,7 +260,7 @@ fn open_app(loaded: Loaded, options: &Options, opened: Opened) -> Result<App, St
     let ids = Ids::behind(jobs.last_id().as_ref());
     let inputs = Arc::new(Inputs::open(inputs).map_err(StartError::io("the inputs"))?);
     let fields = Arc::new(Fields::new(loaded.clone(), inputs, ids));
-    let (streams, bodies) = App::places(&serve);
+    let [streams, bodies, entries] = App::places(&serve);
     Ok(App {
         names: fields.model_names(),
         loaded,
@@ -278,6 +279,7 @@ fn open_app(loaded: Loaded, options: &Options, opened: Opened) -> Result<App, St
         ending: opened.ending,
         streams,
         bodies,
+        entries,
         events: AtomicU64::new(1),
     })
 }

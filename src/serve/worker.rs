@@ -122,8 +122,9 @@ fn fail(jobs: &Jobs, status: &Told, reason: &str) {
 }
 
 fn own_device(jobs: &Jobs, status: &Told, factory: Factory, warm: &[Order], finisher: SyncSender<Finishing>) {
-    let owned = AssertUnwindSafe(|| -> Result<(), String> {
-        let mut device = factory()?;
+    let mut owned: Option<Box<dyn Device>> = None;
+    let work = AssertUnwindSafe(|| -> Result<(), String> {
+        let device = owned.insert(factory()?);
         for order in warm {
             if jobs.is_draining() {
                 return Ok(());
@@ -140,13 +141,14 @@ fn own_device(jobs: &Jobs, status: &Told, factory: Factory, warm: &[Order], fini
             for shape in &running.evict {
                 device.evict(shape);
             }
-            run(jobs, &mut *device, running, &finisher)?;
+            run(jobs, &mut **device, running, &finisher)?;
         }
         Ok(())
     });
-    let ended = catch_unwind(owned).unwrap_or_else(|panic| Err(words(&*panic)));
-    if let Err(reason) = ended {
+    if let Err(reason) = catch_unwind(work).unwrap_or_else(|panic| Err(words(&*panic))) {
         fail(jobs, status, &reason);
+        // One that failed says no farewell to its other processes, which may wait for something else: they end by its loss.
+        std::mem::forget(owned);
     }
 }
 
@@ -187,7 +189,12 @@ fn run_and_hand_on(
         Err(RunError::Stopped(Stop::Cancelled)) => Ok(()),
         Err(RunError::Device(reason)) => Err(reason),
         Err(RunError::Job(failure)) if running.order.jobs.len() == 1 => {
-            jobs.failed(&running.order.jobs[0].id, failure);
+            let job = &running.order.jobs[0];
+            if failure.code == "too_large" && failure.param.as_deref() == Some("size") {
+                jobs.is_not_loaded(job);
+                device.evict(&job.shape);
+            }
+            jobs.failed(&job.id, failure);
             Ok(())
         }
         // One of them is at fault, and the others are not to fail for it.

@@ -96,7 +96,11 @@ fn streams_are_bounded_and_their_places_come_back() {
     let site = Site::new(&[]);
     let id = site.create("steps=4000 ms=10");
     let path = format!("/v1/videos/{id}/events");
-    let streams: Vec<Events> = (0..256).map(|_| Events::of(&site, &path)).collect();
+    let mut streams: Vec<Events> = (0..256).map(|_| Events::of(&site, &path)).collect();
+    // Each is told of steps, and goes on to be.
+    for _ in 0..2 {
+        assert!(streams.iter_mut().all(|stream| stream.next().is_some()));
+    }
     let refused = site.get(&path);
     assert_eq!((refused.error().0, refused.error().1.as_str()), (503, "too_many_streams"));
     assert!(site.get("/metrics").text().contains("ltx2_http_streams 256"));

@@ -16,6 +16,7 @@ use ltx2::serve::server::{Options, Server};
 use ltx2::serve::store::Variant;
 use serde_json::{Value, json};
 
+use crate::load::by_itself;
 use crate::scripted;
 use crate::site::{Client, Events, started};
 use crate::support::harness::note_figure as note;
@@ -187,9 +188,11 @@ fn large_png(bytes: usize) -> Vec<u8> {
     png.into_inner()
 }
 
-const FORM: &str = "multipart/form-data; boundary=b";
+/// Type of a body of [`form`].
+pub const FORM: &str = "multipart/form-data; boundary=b";
 
-fn form(prompt: &str, image: &[u8]) -> Vec<u8> {
+/// A form with an image.
+pub fn form(prompt: &str, image: &[u8]) -> Vec<u8> {
     let mut body = Vec::new();
     for (name, value) in [("prompt", prompt), ("size", "64x64"), ("num_frames", "9")] {
         body.extend(format!("--b\r\nContent-Disposition: form-data; name=\"{name}\"\r\n\r\n{value}\r\n").bytes());
@@ -248,34 +251,6 @@ fn polls() {
     });
     drop(sender);
     Times::of(times).note("poll, at 1,000 a second", 1.0, 5.0);
-    let begun = Instant::now();
-    let answered = std::thread::scope(|scope| {
-        let waiters: Vec<_> = (0..1000)
-            .map(|_| {
-                let path = &path;
-                let to = bench.to();
-                std::thread::Builder::new().stack_size(256 << 10).spawn_scoped(scope, move || {
-                    let mut connection = Client::to(to);
-                    let ask = |_| {
-                        let asked = Instant::now();
-                        assert_eq!(connection.get(path).status, 200);
-                        asked.elapsed()
-                    };
-                    (0..10).map(ask).collect::<Vec<_>>()
-                })
-            })
-            .map(|thread| thread.expect("a thread"))
-            .collect();
-        waiters.into_iter().flat_map(|waiter| waiter.join().expect("answered")).collect::<Vec<_>>()
-    });
-    let (count, seconds, p99) = (answered.len(), begun.elapsed().as_secs_f64(), Times::of(answered).at(0.99));
-    let figure = format!("{count} answered in {seconds:.1} s, 99 % within {p99:.0} ms");
-    note(
-        "10,000 polls over 1,000 connections",
-        "all answered, 99 % within 250 ms",
-        &figure,
-        count == 10_000 && p99 < 250.0,
-    );
     bench.connection().send("DELETE", &path, None);
     bench.end();
 }
@@ -403,9 +378,14 @@ fn resident() -> f64 {
 
 #[needs(full)]
 fn memory() {
+    by_itself("figures::memory_of_a_thousand_videos");
+}
+
+#[needs(member)]
+fn memory_of_a_thousand_videos() {
     let bench = Bench::start();
-    let mut connection = bench.connection();
-    let mut make = |count: usize| {
+    let make = |count: usize| {
+        let mut connection = bench.connection();
         for at in 0..count {
             let id = create(&mut connection, &format!("flat {at}"));
             let path = format!("/v1/videos/{id}");
@@ -413,9 +393,18 @@ fn memory() {
             // As many are kept as before: what grows with them is not what is looked for.
             connection.send("DELETE", &path, None);
         }
+    };
+    let used = || {
+        // The test's own grow.
+        *bench.log.steps.lock().unwrap() = Vec::new();
+        *bench.log.runs.lock().unwrap() = Vec::new();
+        *bench.log.writes.lock().unwrap() = Vec::new();
         resident()
     };
-    let (early, late) = (make(40), make(960));
+    make(40);
+    let early = used();
+    make(960);
+    let late = used();
     let grown = (late / early - 1.0) * 100.0;
     let figure = format!("{:.1} MB after 40, {:.1} MB after 1,000: {grown:+.2} %", early / 1e6, late / 1e6);
     note("memory over 1,000 videos", "within 2 % of that after 40", &figure, grown < 2.0);

@@ -5,8 +5,8 @@ use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
 
+use crate::scripted::until;
 use crate::support::{self, needs};
 
 /// Longest time that the commands may take together.
@@ -83,8 +83,7 @@ fn the_page_s_commands_do_what_it_says() {
     assert!(said.contains("event: progress") && said.contains("event: video"), "{said}");
     assert!(said.contains("\"video.deleted\"") && said.contains("ltx2_jobs_total{"), "{said}");
     // The server has ended: nobody listens any more.
-    std::thread::sleep(Duration::from_millis(100));
-    TcpListener::bind(("127.0.0.1", port)).expect("the port is free again");
+    until("the port to be free", || TcpListener::bind(("127.0.0.1", port)).is_ok());
 }
 
 /// A page that names a flag of the server names one that it has.

@@ -309,7 +309,7 @@ fn a_hang_is_seen_and_a_drain_ends_in_either_way() {
         let server = Server::start(state.path(), settings.clone());
         let hangs = server.send("fault=hang");
         server.until("it to hang", |jobs| jobs.since_moment() > Duration::from_millis(30));
-        let batch = [server.send("key=k steps=60 ms=3"), server.send("key=k steps=60 ms=3")];
+        let batch = [server.send("key=k steps=200 ms=3"), server.send("key=k steps=200 ms=3")];
         let waits = server.send("a");
         server.log.released.store(true, Ordering::Release);
         server.wait(&hangs);
@@ -357,6 +357,17 @@ fn shapes_are_warmed_evicted_and_grouped() {
     assert_eq!(ran, expected);
     assert_eq!(*server.log.warmed.lock().unwrap(), ["shapea"]);
     assert_eq!(*server.log.evicted.lock().unwrap(), ["shapea", "shapeb"]);
+    // Those that do not fit cost one shape its programs, once.
+    server.log.evicted.lock().unwrap().clear();
+    let ran = server.log.orders.lock().unwrap().len();
+    for shape in ["d", "e", "f"] {
+        let id = server.send(&format!("shape={shape} fault=large"));
+        assert_eq!(server.wait(&id).record.failure.as_ref().expect("why").code, "too_large");
+    }
+    let gone = server.log.evicted.lock().unwrap().clone();
+    assert_eq!(gone[1..], ["shaped", "shapee", "shapef"], "{gone:?}");
+    assert!(["shapea", "shapeb", "shapec"].contains(&&*gone[0]), "{gone:?}");
+    assert_eq!(server.log.orders.lock().unwrap().len(), ran + 3);
     server.stop().expect("drained");
 
     let jobs = Jobs::open(store(state.path()), settings).expect("jobs");

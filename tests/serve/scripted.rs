@@ -352,6 +352,8 @@ impl Server {
     }
 
     pub fn of(jobs: Arc<Jobs>, warm: Vec<Order>) -> Self {
+        // They are made once a process, which takes longer than some runs: none waits for them.
+        files();
         let log = Arc::new(Log::default());
         let ids = Ids::behind(jobs.last_id().as_ref());
         let device = ScriptedDevice::new(Arc::clone(&log));

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from server import until
 
 CASES = []
-# Of steps of the toy model: a video that is soon there, and one that is still under way when a test has looked.
+# Of steps of the toy model: a video that is soon there, and one that is still under way when a test has looked; that is longer, too.
 FEW, MANY = 2, 250
+LENGTHS = {FEW: "25", MANY: "121"}
 
 
 @dataclass
@@ -61,6 +62,8 @@ class World:
 def write(page, prompt, steps=FEW):
     page.fill("#prompt", prompt)
     page.fill("#steps", str(steps))
+    if steps in LENGTHS:
+        page.select_option("#length", LENGTHS[steps])
 
 
 def send(page, prompt, steps=FEW):

@@ -1,6 +1,6 @@
 """How the page is looked at and used: keyboard, colors, widths, motion."""
 
-from harness import FEW, MANY, case, made, press, row, running, send, state, tile
+from harness import MANY, case, made, press, row, running, send, state, tile
 from server import until
 
 CLIP = "a red circle bounces on blue, low beeps"
@@ -75,7 +75,7 @@ def busy(world, page):
     made(page, world.server, CLIP)
     page.fill("#seed", "")
     send(page, "under way", MANY)
-    send(page, "waiting", FEW)
+    send(page, "waiting", MANY)
     running(page, "under way")
 
 

@@ -8,7 +8,7 @@ use axum::extract::{FromRequest, Multipart, Request, State};
 use axum::http::{HeaderMap, HeaderValue, header};
 use axum::response::Response;
 use sha2::{Digest, Sha256};
-use tokio::sync::SemaphorePermit;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::errors::internal;
 use super::guard::{SMALL_BODY, traceparent};
@@ -139,13 +139,20 @@ pub(super) async fn submit(
             return Err(ApiError::new(413, "body_too_large", message).should_retry(false));
         }
     }
-    let mut form = {
-        let _room = room(app, request.headers()).await?;
-        read(app, request).await.map_err(|error| traffic.and_then(|traffic| traffic.fault()).unwrap_or(error))?
-    };
+    let room = room(app, request.headers()).await?;
+    let form = read(app, request).await;
+    let mut form = form.map_err(|error| traffic.and_then(|traffic| traffic.fault()).unwrap_or(error))?;
     form.body_sha256 = hex::encode(Sha256::digest(format!("{}\0{}", kind.name(), form.body_sha256)));
+    // Not more at once than leave threads for other endpoints, whatever their files cost.
+    let entry = places(&app.entries, 1).await?;
     let app = Arc::clone(app);
-    blocking(move || enter(&app, &caller, form, &kind, key, trace)).await
+    blocking(move || {
+        let submitted = enter(&app, &caller, form, &kind, key, trace);
+        // What it had in memory is gone.
+        drop((room, entry));
+        submitted
+    })
+    .await
 }
 
 /// The job of a form; that of the request that came before with the same key.
@@ -196,18 +203,23 @@ fn enter(
     Ok(waiter(snapshot))
 }
 
-/// Holds as many bytes as a body may have of those that are read at once. A short one waits for none: 1,024 connections have but
-/// 64 MiB of such.
-async fn room<'a>(app: &'a App, headers: &HeaderMap) -> Result<Option<SemaphorePermit<'a>>, ApiError> {
+/// Holds as many bytes as a body may have of those that are in memory, or on their way to files, at once. A short one waits for
+/// none: 1,024 connections have but 64 MiB of such.
+async fn room(app: &App, headers: &HeaderMap) -> Result<Option<OwnedSemaphorePermit>, ApiError> {
     let length = headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
     let bytes = length.unwrap_or(app.serve.body_limit.0);
     if bytes <= SMALL_BODY {
         return Ok(None);
     }
     let kib = u32::try_from(bytes.div_ceil(1024)).unwrap_or(u32::MAX);
-    let room = tokio::time::timeout(BODY_PATIENCE, app.bodies.acquire_many(kib)).await;
+    places(&app.bodies, kib).await.map(Some)
+}
+
+/// Places of those that there are, once they are free.
+async fn places(all: &Arc<Semaphore>, count: u32) -> Result<OwnedSemaphorePermit, ApiError> {
+    let free = tokio::time::timeout(BODY_PATIENCE, Arc::clone(all).acquire_many_owned(count)).await;
     let busy = |_| ApiError::new(503, "busy", "too many requests are read at once").retry_after(2);
-    room.map_err(busy)?.map(Some).map_err(internal)
+    free.map_err(busy)?.map_err(internal)
 }
 
 /// A key of the client's by which a request that is sent twice is one.

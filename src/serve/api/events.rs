@@ -196,12 +196,21 @@ impl Board {
     fn round(&mut self, app: &App) -> Vec<(&'static str, Value)> {
         let mut events = Vec::new();
         let (running, waiting) = app.jobs.queue(&self.caller);
+        // Of the same moment as the jobs: it names none that was not told of.
+        let mut queue = queue_object(app, &running, &waiting);
         let mut now: BTreeMap<VideoId, Snapshot> =
             running.into_iter().chain(waiting).map(|job| (job.accepted.id.clone(), job)).collect();
         // Those that came and ended between two rounds.
-        let query = ListQuery { after: self.newest.clone(), limit: NEW, descending: false, state: None };
-        for job in app.jobs.list(&self.caller, &query).jobs {
-            now.entry(job.accepted.id.clone()).or_insert(job);
+        let mut query = ListQuery { after: self.newest.clone(), limit: NEW, descending: false, state: None };
+        loop {
+            let page = app.jobs.list(&self.caller, &query);
+            query.after = page.jobs.last().map(|job| job.accepted.id.clone());
+            for job in page.jobs {
+                now.entry(job.accepted.id.clone()).or_insert(job);
+            }
+            if !page.has_more {
+                break;
+            }
         }
         let gone: Vec<VideoId> = self.told.keys().filter(|id| !now.contains_key(id)).cloned().collect();
         for id in gone {
@@ -223,7 +232,6 @@ impl Board {
             }
         }
         self.newest = now.into_keys().next_back().max(self.newest.take());
-        let mut queue = queue_object(app, &self.caller);
         let eta = queue["eta_s"].take();
         if queue != self.queue {
             self.queue = queue.clone();

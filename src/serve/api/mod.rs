@@ -40,6 +40,8 @@ use crate::config::{Loaded, Serve};
 const STREAMS: usize = 256;
 /// Bodies of the longest that are read at once.
 const BODIES: u64 = 8;
+/// Bodies that are made into jobs at once: their images are decoded and written.
+const ENTRIES: usize = 16;
 /// How long another one waits for room.
 const BODY_PATIENCE: Duration = Duration::from_secs(10);
 
@@ -66,15 +68,17 @@ pub(super) struct App {
     pub(super) streams: Arc<Semaphore>,
     /// KiB of bodies that are read.
     pub(super) bodies: Arc<Semaphore>,
+    /// Requests that are made into jobs.
+    pub(super) entries: Arc<Semaphore>,
     /// Ids of events.
     pub(super) events: AtomicU64,
 }
 
 impl App {
-    /// Places for streams and bodies.
-    pub(super) fn places(serve: &Serve) -> (Arc<Semaphore>, Arc<Semaphore>) {
+    /// Places for streams, bodies, and requests that are made into jobs.
+    pub(super) fn places(serve: &Serve) -> [Arc<Semaphore>; 3] {
         let kib = usize::try_from(BODIES * serve.body_limit.0.div_ceil(1024)).unwrap_or(Semaphore::MAX_PERMITS);
-        (Arc::new(Semaphore::new(STREAMS)), Arc::new(Semaphore::new(kib.min(Semaphore::MAX_PERMITS))))
+        [STREAMS, kib.min(Semaphore::MAX_PERMITS), ENTRIES].map(|places| Arc::new(Semaphore::new(places)))
     }
 
     /// The template of a route, for labels.

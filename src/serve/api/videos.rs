@@ -87,18 +87,18 @@ pub(super) async fn list(
 }
 
 pub(super) async fn queue(State(app): State<Arc<App>>, Extension(caller): Extension<Caller>) -> Json<Value> {
-    Json(queue_object(&app, &caller))
+    let (running, waiting) = app.jobs.queue(&caller);
+    Json(queue_object(&app, &running, &waiting))
 }
 
-/// The caller's queue as an object.
-pub(super) fn queue_object(app: &App, caller: &Caller) -> Value {
-    let (running, waiting) = app.jobs.queue(caller);
+/// A caller's queue as an object.
+pub(super) fn queue_object(app: &App, running: &[Snapshot], waiting: &[Snapshot]) -> Value {
     let ids = |jobs: &[Snapshot]| jobs.iter().map(|job| job.accepted.id.clone()).collect::<Vec<_>>();
     let ends = running.iter().filter_map(|job| job.progress.eta_s).reduce(f64::max);
     json!({
         "object": "queue",
-        "running": ids(&running),
-        "queued": ids(&waiting),
+        "running": ids(running),
+        "queued": ids(waiting),
         "limit": app.serve.queue,
         "eta_s": ends.map(|seconds| (seconds * 1000.0).round() / 1000.0),
     })

@@ -206,6 +206,11 @@ impl Jobs {
         index.loaded.use_shape(&Arc::from(job.shape.as_str()), usize::MAX);
     }
 
+    /// Notes that the device does not hold a shape: it did not fit.
+    pub fn is_not_loaded(&self, job: &Accepted) {
+        self.lock().loaded.forget(&job.shape);
+    }
+
     /// Tells of a running order's moment, and whether it goes on.
     pub fn moment(&self, running: &Running, moment: Moment) -> ControlFlow<Stop> {
         let mut index = self.lock();

@@ -15,6 +15,18 @@ use crate::serve::store::is_full;
 /// How long an idempotency key stands for its job.
 pub(super) const NAMED: Duration = Duration::from_secs(24 * 3600);
 
+/// A request whose key is its own again where it is not kept, also by a panic.
+struct Unkept<'a> {
+    jobs: &'a Jobs,
+    accepted: &'a Accepted,
+}
+
+impl Drop for Unkept<'_> {
+    fn drop(&mut self) {
+        self.jobs.unname(self.accepted);
+    }
+}
+
 impl Drop for Ticket {
     fn drop(&mut self) {
         if !self.is_used {
@@ -99,14 +111,15 @@ impl Jobs {
         if let Some(before) = self.name(&accepted, ticket.waits)? {
             return Ok(Submitted::Again(before));
         }
+        let unkept = Unkept { jobs: self, accepted: &accepted };
         if let Err(error) = self.store.create(&accepted) {
-            self.unname(&accepted);
             tracing::error!(id = %accepted.id, "a job is not taken: {error}");
             return Err(match is_full(&error) {
                 true => no_room(),
                 false => ApiError::new(500, "internal", "the job could not be kept"),
             });
         }
+        std::mem::forget(unkept);
         let id = accepted.id.clone();
         let mut index = self.lock();
         if let Some(named) = key_of(&accepted).and_then(|key| index.named.get_mut(&key)) {

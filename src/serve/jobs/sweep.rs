@@ -22,7 +22,7 @@ impl Jobs {
     pub fn sweep(&self) {
         let now = Instant::now();
         let over = |entry: &Entry| entry.at == At::Over && !entry.is_busy && !entry.is_hidden;
-        let (expired, old): (Vec<VideoId>, Vec<VideoId>) = {
+        let (expired, old): (BTreeSet<VideoId>, Vec<VideoId>) = {
             let mut index = self.lock();
             index.named.retain(|_, named| named.until > now);
             for entry in index.jobs.values_mut() {

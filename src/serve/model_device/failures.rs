@@ -13,6 +13,7 @@ pub(super) fn of(error: &PipelineError) -> RunError {
             let (code, field) = match *key {
                 "request.video" => ("invalid_video", "input_video"),
                 "request.reference_videos" => ("invalid_video", "reference_videos"),
+                "request.num_frames" => ("too_large", "num_frames"),
                 "request.audio" | "request.audio_latents" => ("invalid_audio", "input_audio"),
                 _ => ("invalid_image", "input_reference"),
             };
@@ -114,6 +115,7 @@ mod tests {
             ("request.images", "invalid_image", "input_reference"),
             ("request.video", "invalid_video", "input_video"),
             ("request.audio", "invalid_audio", "input_audio"),
+            ("request.num_frames", "too_large", "num_frames"),
         ] {
             let given = PipelineError::Given { key, source: Box::new(PipelineError::Usage("cut off".into())) };
             let RunError::Job(failure) = of(&given) else { panic!("{key}") };

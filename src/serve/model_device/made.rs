@@ -21,10 +21,13 @@ pub(super) struct ModelMade {
 }
 
 impl ModelMade {
-    pub(super) fn new(written: Written, config: Config, mut warnings: Vec<String>) -> Self {
+    pub(super) fn new(mut written: Written, config: Config, mut warnings: Vec<String>) -> Self {
         let cut = written.generated.cut_tokens;
         if cut > 0 {
             warnings.push(format!("the prompt is too long: {cut} of its tokens were cut"));
+        }
+        if let Some(Value::Object(sidecar)) = written.sidecar.as_mut().filter(|_| !warnings.is_empty()) {
+            sidecar.insert("warnings".into(), warnings.clone().into());
         }
         ModelMade { written, config, warnings }
     }

@@ -74,6 +74,8 @@ struct ModelDevice {
     inputs: Inputs,
     every: Duration,
     rows: usize,
+    /// Frames of a video, of which a prediction may ask for more.
+    max_frames: usize,
     shapes: Shapes,
     /// LoRAs that are merged.
     loras: (Vec<Lora>, MergeOrder),
@@ -106,6 +108,7 @@ impl ModelDevice {
             inputs: Inputs::of(config)?,
             every: config.serve.checkpoint.duration(),
             rows: config.serve.max_batch.unwrap_or(1),
+            max_frames: config.serve.max_frames,
             shapes: Shapes::default(),
             loras: (plain.model.loras.clone(), plain.model.lora_merge),
             reading: reading(&plain),
@@ -161,7 +164,8 @@ impl ModelDevice {
             (self.session.runner.h264, self.session.runner.round_trip) = (h264, Some(round_trip));
             configs.iter_mut().for_each(|config| config.conditioning.h264 = h264);
         }
-        if configs[0].request.num_frames.count().is_none() {
+        let is_predicted = configs[0].request.num_frames.count().is_none();
+        if is_predicted {
             tell(JobPhase::TextEncoder)?;
             let frames = duration::resolve_on(&mut self.session.runner, &configs[0], &jobs)?.request.num_frames;
             configs.iter_mut().for_each(|config| config.request.num_frames = frames);
@@ -169,6 +173,15 @@ impl ModelDevice {
         let rows = self.rows_of(order);
         let model = &self.session.runner.model;
         let mut requests = jobs.iter().map(|job| model.request(&configs[0], job)).collect::<Result<Vec<_>, _>>()?;
+        if let Some(request) = requests.iter().find(|one| is_predicted && one.output_frames() > self.max_frames) {
+            let why = format!(
+                "{} frames are predicted; the server makes at most {}",
+                request.output_frames(),
+                self.max_frames
+            );
+            let source = Box::new(PipelineError::TooLarge(why));
+            return Err(PipelineError::Given { key: "request.num_frames", source });
+        }
         give(&configs[0], &mut requests)?;
         check_given(&requests)?;
         if !self.shapes.is_planned(&shape, &configs[0], rows) {

@@ -81,6 +81,6 @@ fn produced(folder: &Folder, path: &Path, has_audio: bool) -> Option<Produced> {
         frames_sha256: hash("frames")?,
         samples_sha256: hash("samples")?,
         timings,
-        warnings: Vec::new(),
+        warnings: serde_json::from_value(sidecar["warnings"].clone()).unwrap_or_default(),
     })
 }
