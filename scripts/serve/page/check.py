@@ -83,7 +83,7 @@ def main():
                     access.clone(server.state, access.MANY_JOBS)
 
                 def start(options=options):
-                    server.start(*options["flags"], key=options.get("key"), ready="none" not in options["flags"])
+                    server.start(*options["flags"], key=options.get("key"))
 
                 world.restart = start
                 start()
