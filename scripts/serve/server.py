@@ -135,7 +135,7 @@ class Proxy:
                 body = self.rfile.read(length) if length else self.chunks()
                 call = Call(self.command, self.path, list(self.headers.items()), body)
                 onward = {key: value for key, value in self.headers.items() if key.lower() not in HOP}
-                upstream = http.client.HTTPConnection("127.0.0.1", port, timeout=900)
+                upstream = http.client.HTTPConnection("127.0.0.1", port, timeout=1600)
                 try:
                     upstream.request(self.command, self.path, body or None, onward)
                     answer = upstream.getresponse()

@@ -75,13 +75,19 @@ pub fn programs() -> PathBuf {
 /// Copies entries of [`programs`], a run's by the names and hashes of its sidecar, into another cache.
 pub fn copy_programs(cache: &Path, programs_of_run: &serde_json::Value, but: &[&str]) {
     std::fs::create_dir(cache).expect("a folder");
-    for entry in std::fs::read_dir(programs()).expect("programs").map(|entry| entry.expect("an entry").path()) {
+    let entries = std::fs::read_dir(programs()).expect("programs").map(|entry| entry.expect("an entry").path());
+    // Of one program the oldest: the server's tests compile some with other options, behind those of the commands.
+    let age = |path: &PathBuf| std::fs::metadata(path).and_then(|about| about.modified()).ok();
+    let mut entries: Vec<_> = entries.filter(|path| path.extension().is_some_and(|end| end == "pjrt")).collect();
+    entries.sort_by_key(age);
+    let mut copied = std::collections::BTreeSet::new();
+    for entry in entries {
         // Another process may be writing one.
         let Ok(bytes) = std::fs::read(&entry) else { continue };
         let header = bytes.split(|byte| *byte == b'\n').next().unwrap_or_default();
         let header: serde_json::Value = serde_json::from_slice(header).unwrap_or_default();
         let wanted = |name: &str| !but.contains(&name) && programs_of_run[name] == header["program"];
-        if entry.extension().is_some_and(|end| end == "pjrt") && header["name"].as_str().is_some_and(wanted) {
+        if header["name"].as_str().is_some_and(|name| wanted(name) && copied.insert(name.to_string())) {
             std::fs::copy(&entry, cache.join(entry.file_name().expect("a name"))).expect("copied");
         }
     }
