@@ -2,7 +2,7 @@
 LTX2 := target/release/ltx2
 CPU_PLUGIN := plugins/cpu/installed.txt
 
-.PHONY: oracle-check verify-rehearsal demo reference nano-sheet test-nano nano-parity check test test-tpu test-cuda test-gpu test-full mutants soak fuzz fuzz-seeds sanitize test-mosaic tpu-tables test-processes-gpu ablations-gpu agree traces-gpu ablations tuning-image layouts-figure fixtures serve-page serve-sdk serve-load container clean-demo
+.PHONY: reliability oracle-check verify-rehearsal demo reference nano-sheet test-nano nano-parity check test test-tpu test-cuda test-gpu test-full mutants soak fuzz fuzz-seeds sanitize sanitize-leaks sanitize-threads test-mosaic tpu-tables test-processes-gpu ablations-gpu agree traces-gpu ablations tuning-image layouts-figure fixtures report-page serve-page serve-sdk serve-load container clean-demo
 
 # A video with sound by the toy model of assets/nano: PROMPT="a red circle bounces on blue, low beeps".
 PROMPT ?= a red circle bounces on blue, low beeps
@@ -55,6 +55,10 @@ test-full:
 reference:
 	LTX2_WRITE_REFERENCE=1 cargo test --locked --test host reference::
 
+# The table of docs/internals/reliability.md with pass, fail or not run a row; what no tier has run is run, long tests too.
+reliability:
+	python3 scripts/tests/reliability.py --run
+
 # Plants faults one at a time; the test named with each must find it: scripts/mutants/README.md.
 mutants:
 	python3 scripts/mutants/mutants.py
@@ -68,40 +72,44 @@ nano-parity: $(CPU_PLUGIN)
 	.venv/bin/python scripts/nano/parity.py assets/nano $(LTX2)
 	.venv/bin/python scripts/nano/parity.py assets/nano $(LTX2) --dtype bf16 --count 8
 
-# Bytes from elsewhere, damaged two million times each, by tests/it/fuzz_regression.rs on the stable toolchain; then the same readers under
-# libFuzzer with AddressSanitizer, which needs nightly and `cargo install cargo-fuzz`.
+# Bytes from elsewhere, damaged two million times each, by tests/it/fuzz_regression.rs on the stable toolchain.
 RUNS ?= 2000000
-SEEDS_config := configs fuzz/seeds/config
-SEEDS_layout := shardings
-SEEDS_experiment := experiments
-SEEDS_tokenizer := tests/fixtures/tokenizer
-SEEDS_model_config := tests/fixtures/models
-SEEDS_trace := tests/fixtures/trace
 soak:
 	LTX2_FUZZ_CASES=$(RUNS) cargo test --locked --release --test it fuzz_regression::
 
+# The same readers under libFuzzer with AddressSanitizer, each for RUNS runs or SECONDS of processor time, or only READERS:
+# benchmarks/fuzz.md. Needs nightly with llvm-tools, and `cargo install cargo-fuzz --locked`.
+READERS ?=
+SECONDS ?= 1200
 fuzz:
-	for kind in $$(cargo fuzz list); do \
-		mkdir -p fuzz/corpus/$$kind; \
-		seeds=$$(make -s --no-print-directory seeds-of-$$kind); \
-		cargo +nightly fuzz run $$kind fuzz/corpus/$$kind $$seeds -- -runs=$(RUNS) -max_len=300000 || exit 1; \
+	python3 scripts/fuzz/run.py $(READERS) --runs $(RUNS) --seconds $(SECONDS)
+
+# Sanitizers, which need nightly. The layers that call C and the readers of files under AddressSanitizer: the plugin is not built so,
+# and what it never frees is not looked at. The ABI's own crate with leaks, by its tests and on the CPU plugin. Runtime and server under
+# ThreadSanitizer, with rust-src, and on scripted devices alone: no plugin is found, so tests that need one are ignored.
+SANITIZED := --locked --target x86_64-unknown-linux-gnu
+sanitize: sanitize-leaks
+	for part in "--lib" "--test it pjrt::" "--test it spmd::" "--test it fuzz_regression::"; do \
+		RUSTFLAGS=-Zsanitizer=address ASAN_OPTIONS=detect_leaks=0 LTX2_REQUIRE=cpu \
+			cargo +nightly test $(SANITIZED) $$part || exit 1; \
 	done
 
-# The layers that call C, and the readers of files, under AddressSanitizer, which needs nightly. The plugin itself is not built so:
-# what it never frees is not looked at.
-sanitize:
-	for part in "--lib" "--test it pjrt::" "--test it spmd::" "--test it fuzz_regression::"; do \
-		RUSTFLAGS=-Zsanitizer=address ASAN_OPTIONS=detect_leaks=0 LTX2_REQUIRE=cpu cargo +nightly test --locked \
-			--target x86_64-unknown-linux-gnu $$part || exit 1; \
+sanitize-leaks:
+	for part in "test --lib" "run --example hello"; do \
+		RUSTFLAGS=-Zsanitizer=address ASAN_OPTIONS=detect_leaks=1 LSAN_OPTIONS=suppressions=$(CURDIR)/scripts/tests/leaks.supp \
+			cargo +nightly $$part $(SANITIZED) -p ltx2-pjrt || exit 1; \
+	done
+
+sanitize-threads:
+	for part in "--lib runtime::" "--test serve"; do \
+		RUSTFLAGS=-Zsanitizer=thread LTX2_PJRT_PLUGIN=/nowhere/cpu.so \
+			cargo +nightly test -Zbuild-std $(SANITIZED) $$part || exit 1; \
 	done
 
 # Optimized modules of three platforms, by the plugins of all of them, and LoRA files.
 fuzz-seeds:
 	cargo build --locked
 	scripts/fuzz/seeds.sh
-
-seeds-of-%:
-	@echo $(or $(SEEDS_$*),fuzz/seeds/$*)
 
 # The TPU's attention kernel by the interpreter of tests/it/mosaic, and the interpreter by JAX's own kernel, which JAX writes
 # here: nothing of it is kept in the repository.
@@ -155,13 +163,26 @@ out/ablation/results.jsonl: $(LTX2)
 ablations: out/ablation/results.jsonl
 	python3 scripts/layouts/ablations.py out/ablation/results.jsonl -o benchmarks/ablations.md
 
-# The tuning guide's image of a report, in a Chromium of its own.
+# The tuning guide's images of that experiment's report, in a Chromium of its own.
 BROWSER := target/browser
 BROWSE := $(BROWSER)/venv/bin/python
 
+TUNING_LOOKS := light,--size,1300x1150 dark,--size,1300x900,--dark,--at,.figures narrow,--size,360x900,--at,.figures
+
 tuning-image: out/ablation/results.jsonl
 	scripts/browser/setup.sh $(BROWSER)
-	$(BROWSE) scripts/tune/browse.py out/ablation/report.html docs/images/tuning.png --size 1300x1180
+	for look in $(TUNING_LOOKS); do \
+		$(BROWSE) scripts/tune/browse.py out/ablation/report.html docs/images/tuning-$${look%%,*}.png \
+			$$(echo "$${look#*,}" | tr , ' ') || exit 1; \
+	done
+
+# Reports of 60 and of 400 made-up cases in that Chromium, with axe. One case: ONLY=overlap.
+REPORTS := target/report-page
+report-page:
+	mkdir -p $(REPORTS)
+	LTX2_WRITE_REPORTS=$(CURDIR)/$(REPORTS) cargo test --locked --lib tune::html
+	scripts/browser/setup.sh $(BROWSER)
+	$(BROWSE) scripts/tune/check.py $(REPORTS) $(BROWSER) $(REPORTS) $(if $(ONLY),--only $(ONLY))
 
 # The server's page in that Chromium, with axe, on a server of the toy model; writes docs/images/serve-*.png. One case: ONLY=narrow.
 serve-page:

@@ -7,6 +7,7 @@ use ltx2::cli::{self, Cli};
 
 fn main() -> ExitCode {
     ltx2::pjrt::quiet_plugins();
+    cli::try_plugins();
     // clap ends the process itself: 0 for help, 2 for flags that it does not know.
     let cli = Cli::parse();
     cli::log::start(cli.verbose, cli.quiet);

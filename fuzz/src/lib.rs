@@ -9,10 +9,13 @@ use std::hint::black_box;
 use std::path::Path;
 use std::sync::Arc;
 
+use axum::body::Body;
+use axum::extract::{FromRequest, Multipart};
+use axum::http::Request;
 use ltx2::analysis::{self, Chip, Module, Trace, XSpace};
 use ltx2::config::{CliOverrides, load, parse_mesh, presets, read_experiment};
 use ltx2::hlo::Mesh;
-use ltx2::media::{read_image, read_png, read_sound, read_wav};
+use ltx2::media::{probe_clip, read_image, read_png, read_sound, read_wav};
 use ltx2::models::audio_vae;
 use ltx2::models::connectors::ConnectorsConfig;
 use ltx2::models::diffusion_decoder::DiffusionDecoderConfig;
@@ -32,6 +35,7 @@ use ltx2::serve::form::Form;
 use ltx2::serve::id::Ids;
 use ltx2::serve::inputs::Inputs;
 use ltx2::serve::jobs::Caller;
+use ltx2::serve::query::list_query;
 use ltx2::weights::lora::updates;
 use ltx2::weights::lora_merge::merge;
 use ltx2::weights::{Checkpoint, Lora, LoraFile, MergeOrder, ModelSource, Overrides};
@@ -43,7 +47,7 @@ pub type Read = Result<(), Box<dyn Error>>;
 pub type Reader = fn(&[u8]) -> Read;
 
 /// Every kind, with what reads it.
-pub const TARGETS: [(&str, Reader); 13] = [
+pub const TARGETS: [(&str, Reader); 17] = [
     ("config", config),
     ("layout", layout),
     ("experiment", experiment),
@@ -57,6 +61,10 @@ pub const TARGETS: [(&str, Reader); 13] = [
     ("media", media),
     ("words", words),
     ("request", request),
+    ("mp4", mp4),
+    ("form", form),
+    ("query", query),
+    ("data_url", data_url),
 ];
 
 /// A folder that this thread keeps, with the shipped configurations in it for those that extend them.
@@ -201,10 +209,10 @@ fn small_model() -> ModelSource {
 pub fn module(bytes: &[u8]) -> Read {
     let (&kind, bytes) = bytes.split_first().ok_or("nothing")?;
     let format = if kind.is_multiple_of(2) { "hlo_with_config" } else { "hlo" };
-    let chip = Chip::all().get(usize::from(kind / 2)).map(Chip::calibrated);
+    let chip = Chip::all().get(usize::from(kind / 2));
     let module = Module::decode(format, bytes)?;
     let mesh = Mesh::new(&[("data", 2), ("context", 4)]);
-    black_box(analysis::report(&module, &mesh.axes, &[2], chip.as_ref()));
+    black_box(analysis::report(&module, &mesh.axes, &[2], chip));
     black_box((module.loops(), module.stored(), module.purposes(), module.listing(), module.is_bound_to_device()));
     Ok(())
 }
@@ -215,10 +223,22 @@ pub fn trace(bytes: &[u8]) -> Read {
     Ok(())
 }
 
+/// Readers of this binary alone: another program's faults are not looked for.
+const NO_FFMPEG: &str = "/nowhere/ffmpeg";
+
+/// The tables of a video file, and its sound with the part of it that is heard.
+pub fn mp4(bytes: &[u8]) -> Read {
+    as_file("clip.mp4", bytes, |path| {
+        black_box(read_sound(path, Path::new(NO_FFMPEG), Some(1.0)).is_ok());
+        black_box(probe_clip(path, Path::new(NO_FFMPEG))?);
+        Ok(())
+    })
+}
+
 /// An image or a sound.
 pub fn media(bytes: &[u8]) -> Read {
     as_file("media", bytes, |path| {
-        let sound = read_sound(path, Path::new("/nowhere/ffmpeg"), Some(1.0));
+        let sound = read_sound(path, Path::new(NO_FFMPEG), Some(1.0));
         any(&[read_image(path).is_ok(), read_png(path).is_ok(), read_wav(path).is_ok(), sound.is_ok()])
     })
 }
@@ -238,11 +258,49 @@ pub fn words(bytes: &[u8]) -> Read {
 
 /// A body of JSON as a request to the server.
 pub fn request(bytes: &[u8]) -> Read {
-    thread_local! { static SERVER: (Fields, tempfile::TempDir) = server() }
-    let form = Form::json(bytes)?;
-    let caller = Caller { name: String::new(), sees_all: true };
-    SERVER.with(|(fields, _)| fields.accept(form, Endpoint::Create, &caller))?;
+    accept(|_| Ok(Form::json(bytes)?))
+}
+
+/// The header of a form's type, a line, and its body, as a request to the server.
+pub fn form(bytes: &[u8]) -> Read {
+    thread_local! {
+        static RUNTIME: tokio::runtime::Runtime =
+            tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+    }
+    let end = bytes.iter().position(|byte| *byte == b'\n').ok_or("no type")?;
+    let request =
+        Request::post("/").header("content-type", &bytes[..end]).body(Body::from(bytes[end + 1..].to_vec()))?;
+    accept(|folder| {
+        RUNTIME.with(|runtime| {
+            runtime.block_on(async {
+                let body = Multipart::from_request(request, &()).await?;
+                Ok(Form::multipart(body, folder).await?)
+            })
+        })
+    })
+}
+
+/// A file of a request: a data URL, or base64.
+pub fn data_url(bytes: &[u8]) -> Read {
+    let text = std::str::from_utf8(bytes)?;
+    let fields = [("prompt", "a"), ("input_reference", text)].map(|(name, text)| (name.to_string(), text.into()));
+    accept(|_| Ok(Form { fields: fields.into_iter().collect(), ..Form::default() }))
+}
+
+/// The query of the list of videos.
+pub fn query(bytes: &[u8]) -> Read {
+    black_box(list_query(Some(std::str::from_utf8(bytes)?))?);
     Ok(())
+}
+
+/// Accepts a form as a job; file parts of it go into a folder.
+fn accept(form: impl FnOnce(&Path) -> Result<Form, Box<dyn Error>>) -> Read {
+    thread_local! { static SERVER: (Fields, tempfile::TempDir) = server() }
+    let caller = Caller { name: String::new(), sees_all: true };
+    SERVER.with(|(fields, folder)| {
+        fields.accept(form(folder.path())?, Endpoint::Create, &caller)?;
+        Ok(())
+    })
 }
 
 /// The fields of a server, which keeps given files in a folder of its own.

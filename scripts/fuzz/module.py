@@ -3,7 +3,7 @@
 
 Kept are the fields that crates/xla-analysis/src/proto.rs declares: what is damaged elsewhere nobody reads. A backend's notes, most of
 a TPU's module, stay where they are looked at: of loops, calls of libraries and started collectives. The byte ahead is
-fuzz/src/lib.rs's: the chip's number in the table of crates/xla-analysis/src/chip.rs, doubled, or one past the last for none; and 1 where
+fuzz/src/lib.rs's: the chip's number in the table of crates/xla-analysis/src/chip.rs, doubled, or 127 for none; and 1 where
 the module stands alone, without its configuration, as it is written for CHIP `-`. Needs nothing but Python.
 """
 
@@ -55,7 +55,7 @@ def main():
     names = re.findall(r'include_str!\("chips/(\w+)\.toml"\)', (ROOT / "crates/xla-analysis/src/chip.rs").read_text())
     module = kept(pathlib.Path(source).read_bytes(), "ModuleWithConfig")
     if chip == "-":
-        ahead, module = 2 * len(names) + 1, get(module, 1)
+        ahead, module = 2 * 127 + 1, get(module, 1)
     else:
         ahead = 2 * names.index(chip)
     pathlib.Path(out).write_bytes(bytes([ahead]) + module)

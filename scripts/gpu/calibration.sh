@@ -3,7 +3,7 @@
 # PART micro times small programs on all GPUs, into OUT/micro-N.json, and prints the constants that follow (a few minutes).
 # PARTs first and second compile the cases of experiments/calibration-N.yml and run them, into OUT/cases-N: each goes on where
 # the one before ended, and exits after SECONDS_EACH (480); exit code 3 says that cases are left: call second again.
-# N is the number of GPUs: 1 (micro alone), 2 or 4. `ltx2 bench --micro --from … --fit crates/xla-analysis/src/chips/h200.calibration.json`
+# N is the number of GPUs: 1 (micro alone), 2 or 4. `ltx2 bench --micro --from … --fit FILE.toml`
 # keeps the constants; build again before the cases, so that they are predicted with them.
 set -euo pipefail
 [ $# -eq 3 ] || { sed -n '2,8s/^# //p' "$0" >&2; exit 2; }

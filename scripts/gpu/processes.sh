@@ -93,7 +93,7 @@ run one_2s 0,1 1 2 "${sequence[@]}"
 run two_2s 0,1 2 1 "${sequence[@]}"
 compare two_2s one_2s
 if [ "$gpus" -ge 4 ]; then
-    four=(--layout sequence --mesh cfg=2,context=2 --dtype f32)
+    four=(--layout sequence --mesh cfg=2,context=2 --dtype bf16)
     run one_4 0,1,2,3 1 4 "${four[@]}"
     run four_4 0,1,2,3 4 1 "${four[@]}"
     compare four_4 one_4
@@ -107,9 +107,10 @@ else
     say "four processes" "not run: $gpus GPUs"
 fi
 
-# kill VICTIM PROCESSES GPUS TIMEOUT: a long run, one process of which is killed as its steps go by.
+# lost VICTIM PROCESSES GPUS [TIMEOUT]: a long run, one process of which is killed as its steps go by.
 lost() {
-    local victim=$1 processes=$2 all=$3 timeout=$4 name=kill_$1_of_$2 killed pids=() codes=()
+    local victim=$1 processes=$2 all=$3 timeout=${4:-default} name=kill_$1_of_$2 killed pids=() codes=() limit=()
+    [ "$timeout" = default ] || limit=(--set runtime.distributed.timeout="$timeout")
     rm -rf "${out:?}/$name" && mkdir -p "$out/$name"
     local at=$((port + 100 + victim + 10 * processes))
     for ((p = 0; p < processes; p++)); do
@@ -117,7 +118,7 @@ lost() {
             --prompt "a lighthouse" --width 1536 --height 1024 --num-frames 257 --steps 256 --guidance-scale 3 \
             --layout sequence --mesh context="$processes" --progress-every 2 \
             --coordinator "127.0.0.1:$at" --process-id "$p" --num-processes "$processes" --devices-per-process 1 \
-            --set runtime.distributed.timeout="$timeout" -o "$out/$name/video.mp4" > /dev/null 2> "$out/$name.$p.log" &
+            "${limit[@]}" -o "$out/$name/video.mp4" > /dev/null 2> "$out/$name.$p.log" &
         pids+=($!)
     done
     for ((i = 0; i < 240; i++)); do
@@ -144,7 +145,7 @@ lost() {
     left=$(find "$out/$name" -type f | wc -l)
     python3 -c "exit(not $took <= 30)" || ok=0
     [ "$left" -eq 0 ] || ok=0
-    say "process $victim of $processes killed (time-out $timeout s): all ended" "after $took s, exit codes ${codes[*]}, $left files left$names"
+    say "process $victim of $processes killed (time-out: $timeout): all ended" "after $took s, exit codes ${codes[*]}, $left files left$names"
     grep -h "steps" "$out/$name.0.log" | tail -1 | sed 's/^/    at: /'
     grep -h "^error:" "$out/$name".*.log | sed 's/^/    /'
     [ "$ok" -eq 1 ] || { say "    that" FAILED; tail -n 5 "$out/$name".*.log; return 1; }
@@ -156,7 +157,7 @@ if [ "$gpus" -ge 4 ]; then
     wait "$a" || failed=1
     wait "$b" || failed=1
     cat "$out/lost_0.txt" "$out/lost_1.txt"
-    lost 2 4 0,1,2,3 10 || failed=1
+    for victim in 0 1 2 3; do lost "$victim" 4 0,1,2,3 || failed=1; done
 else
     lost 0 2 0,1 20 || failed=1
     lost 1 2 0,1 20 || failed=1

@@ -8,6 +8,7 @@ A step that needs the network is timed apart. What is ignored is printed with it
 `LTX2_REQUIRE` adds to what the tier itself requires (`docs/internals/testing.md`).
 """
 
+import hashlib
 import json
 import os
 import re
@@ -76,6 +77,7 @@ CHECK = [
     shell("links", "python3 scripts/tests/links.py"),
     shell("words", "python3 scripts/tests/words.py"),
     shell("mutants fit", "python3 scripts/mutants/mutants.py --check"),
+    shell("held-out cases", "python3 scripts/tune/held_out.py --check"),
     # A folder of its own: cargo would not build in one folder twice at a time.
     shell("clippy", "cargo clippy --locked --all-targets --target-dir target/clippy -- -D warnings", beside=True),
     shell("dependencies", f"{DENY} --locked check bans licenses sources"),
@@ -143,6 +145,7 @@ TIERS["test-full"] = (
         # OpenAI's client always; the peers' examples where PEERS names a folder of their checkouts, and said where not.
         shell("clients", 'make serve-sdk PEERS="${PEERS:-}"', network=True),
         shell("page", "make serve-page", network=True),
+        shell("report", "make report-page", network=True),
         Step("fuzz", [*TESTS, "--release", "--test", "it", "fuzz_regression::"], env={"LTX2_FUZZ_CASES": "200000"}),
         shell("mutants", "python3 scripts/mutants/mutants.py"),
     ],
@@ -157,9 +160,10 @@ MODULES = ROOT / "target" / "tmp" / "modules"
 RESULT = re.compile(r"test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored")
 IGNORED = re.compile(r"^test (\S+) +\.\.\. ignored(?:, (.*)| \((.*)\))?$")
 FAILED = re.compile(r"^test (\S+).*\.\.\. FAILED$")
+ENDED = re.compile(r"^test (\S+) .*\.\.\. (ok|FAILED|ignored)")
 
 
-def run(step, required, counts, reasons, failures):
+def run(step, required, counts, reasons, failures, results):
     """Runs a step; its own words go to the terminal, stderr of tests into a file that is shown when it fails."""
     title = f"\n== {step.name}: {' '.join(step.command[2:] if step.command[0] == 'bash' else step.command)}\n"
     print(title, end="" if not step.beside else "  (beside what follows)\n", flush=True)
@@ -188,6 +192,8 @@ def run(step, required, counts, reasons, failures):
                 counts["ignored"] += not testing
             if failed := FAILED.match(line):
                 failures.append(f"{step.name} {failed[1]}")
+            if ended := ENDED.match(line):
+                results.write(json.dumps({"binary": step.name, "test": ended[1], "ended": ended[2]}) + "\n")
             if not testing or not line.startswith("test ") or " ... ok" not in line:
                 say(line)
     code = process.wait()
@@ -221,6 +227,13 @@ def compiles(log):
     return len(lines), words
 
 
+def tree():
+    """The files that are tested: the commit, and what differs from it."""
+    git = lambda *arguments: subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True).stdout
+    changed = git("diff", "HEAD")
+    return git("rev-parse", "HEAD").strip() + (f" and {hashlib.sha256(changed.encode()).hexdigest()[:12]}" if changed else "")
+
+
 def knows_tpus():
     """Whether the store of modules has some of TPUs: each begins with a line that says its target."""
 
@@ -247,10 +260,13 @@ def main():
     os.environ |= {"LTX2_TEST_LOG": str(times), "LTX2_COMPILE_LOG": str(programs)}
     counts, reasons, failures = Counter(passed=0, failed=0, ignored=0), Counter(), []
     took, begun, behind, is_cold = {}, time.time(), [], not knows_tpus()
+    # Line by line: what was run is known if this is ended.
+    results = open(WORK / f"{tier}.results.jsonl", "w", buffering=1)
+    results.write(json.dumps({"tree": tree()}) + "\n")
 
     def timed(step):
         started = time.time()
-        run(step, required, counts, reasons, failures)
+        run(step, required, counts, reasons, failures, results)
         took[step.name] = time.time() - started
 
     for step in steps:

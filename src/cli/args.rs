@@ -322,6 +322,9 @@ pub(crate) struct PlacementArgs {
     /// Devices per mesh axis, e.g. cfg=2,context=4; -1 takes the rest
     #[arg(long, value_name = "AXIS=N,…")]
     pub(crate) mesh: Option<String>,
+    /// Chip to predict times with: a name or a TOML file [default: the device's or the target's]
+    #[arg(long, value_name = "NAME|FILE")]
+    pub(crate) chip: Option<String>,
 }
 
 impl PlacementArgs {
@@ -329,6 +332,7 @@ impl PlacementArgs {
         given.flag("platform", "runtime.platform", self.platform.clone());
         given.flag("dtype", "runtime.dtype", self.dtype.and_then(word));
         given.flag("layout", "layout", self.layout.clone());
+        given.flag("chip", "runtime.chip_file", self.chip.clone());
         given.mesh = self.mesh.clone();
     }
 }

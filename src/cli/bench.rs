@@ -22,7 +22,7 @@ use crate::pipeline::processes::together;
   ltx2 bench -c ltx2 --weights random --programs denoise --steps 4 --runs 5
   ltx2 bench -c nano_2_0 --model nano --weights random --baseline before.json --tolerance 0.05
   ltx2 bench --micro --platform cuda --json h200x2.json            microbenchmarks, no model
-  ltx2 bench --micro --from h200x2.json --from h200x4.json --fit crates/xla-analysis/src/chips/h200.calibration.json")]
+  ltx2 bench --micro --from h200x2.json --from h200x4.json --fit h200.toml")]
 pub(crate) struct Args {
     /// Report file; `-` for stdout, in place of the table
     #[arg(long, value_name = "FILE")]
@@ -39,6 +39,9 @@ pub(crate) struct Args {
     /// Warm-up runs per program
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
     warmup: u16,
+    /// Transformer blocks, of random weights [default: all]
+    #[arg(long, value_name = "N")]
+    layers: Option<usize>,
     /// Programs to benchmark [default: all]
     #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
     programs: Vec<BenchTarget>,
@@ -49,7 +52,9 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let loaded = load(&args.run.given()?)?;
+    let mut given = args.run.given()?;
+    given.flag("layers", "model.blocks", args.layers);
+    let loaded = load(&given)?;
     let config = &loaded.config;
     if args.micro.micro {
         return bench_micro::run(config, &args.micro, args.runs.into(), args.json.as_deref());
@@ -135,15 +140,20 @@ fn table(report: &BenchReport) -> String {
     );
     let _ = writeln!(
         out,
-        "{:<16}{:>13}{:>13}{:>13}{:>11}{:>11}{:>9}",
-        "", "median ms", "min ms", "p90 ms", "compile s", "TFLOP/s", "of peak"
+        "{:<16}{:>13}{:>13}{:>13}{:>14}{:>11}{:>11}{:>9}",
+        "", "median ms", "min ms", "p90 ms", "predicted ms", "compile s", "TFLOP/s", "of peak"
     );
     for (name, p) in &report.programs {
+        let predicted =
+            p.program.as_ref().and_then(|c| c.predicted).map_or(String::new(), |s| format!("{:.3}", s * 1e3));
         let compile = p.program.as_ref().map_or(String::new(), |c| format!("{:.2}", c.compile_seconds));
         let rate = p.flops_per_second.map_or(String::new(), |f| format!("{:.2}", f / 1e12));
         let share = p.share_of_matmul.map_or(String::new(), |s| format!("{:.1} %", s * 100.0));
         let [median, min, p90] = [p.median, p.min, p.p90].map(|s| s * 1e3);
-        let _ = writeln!(out, "{name:<16}{median:>13.3}{min:>13.3}{p90:>13.3}{compile:>11}{rate:>11}{share:>9}");
+        let _ = writeln!(
+            out,
+            "{name:<16}{median:>13.3}{min:>13.3}{p90:>13.3}{predicted:>14}{compile:>11}{rate:>11}{share:>9}"
+        );
         for (phase, share) in p.parts.iter().flatten() {
             let [device, host] = [share.device, share.host].map(|s| s * 1e3);
             let _ = writeln!(out, "  {:<14}{device:>13.3} on the device, {host:.3} on the host", phase.label());

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::generate::prepare_libtpu;
 use super::{UsageError, deliver, print};
-use crate::analysis::{AlphaBeta, Calibration, Chip, Measurements, Microbenchmark, fit};
+use crate::analysis::{AlphaBeta, Calibration, Chip, ChipError, Measurements, Microbenchmark, fit};
 use crate::config::Config;
 use crate::perf::micro::measure;
 
@@ -19,8 +19,8 @@ pub(crate) struct MicroArgs {
     /// Earlier --json in place of measuring; repeatable, for several hosts
     #[arg(long, value_name = "FILE", requires = "micro")]
     pub(crate) from: Vec<PathBuf>,
-    /// Calibration file to write, in the form of those in crates/xla-analysis/src/chips
-    #[arg(long, value_name = "FILE", requires = "micro")]
+    /// Chip file whose calibration is written; a new one has the data sheet of --chip, else of the device
+    #[arg(long, value_name = "FILE.toml", requires = "micro")]
     pub(crate) fit: Option<PathBuf>,
 }
 
@@ -38,8 +38,7 @@ pub(crate) fn run(config: &Config, args: &MicroArgs, runs: usize, json: Option<&
         (Some(_), [one]) => deliver(json, &format!("{}\n", serde_json::to_string_pretty(one)?), &tables)?,
         _ => print(&tables)?,
     }
-    let chip = chip(all.first().map_or("", |m| &m.source.device));
-    let fitted = fit(&all, &chip, &typed());
+    let fitted = fit(&all, &typed());
     let Some(path) = &args.fit else {
         if let (Ok(constants), None) = (&fitted, json.filter(|path| path.as_os_str() == "-")) {
             print(&constants_text(constants))?;
@@ -47,7 +46,9 @@ pub(crate) fn run(config: &Config, args: &MicroArgs, runs: usize, json: Option<&
         return Ok(());
     };
     let constants = fitted.map_err(|e| anyhow::anyhow!("--fit {}: {e}", path.display()))?;
-    let text = format!("{}\n", serde_json::to_string_pretty(&constants)?);
+    let device = all.first().map_or("", |m| &m.source.device);
+    let text = Chip::text_with(&data_sheet(path, config.runtime.chip_file.as_deref(), device)?, &constants);
+    let text = text.map_err(|e| anyhow::anyhow!("--fit {}: {e}", path.display()))?;
     crate::media::write_atomically(path, text.as_bytes())?;
     print(&constants_text(&constants))?;
     tracing::info!("{} written", path.display());
@@ -64,11 +65,38 @@ fn typed() -> String {
     std::iter::once("ltx2".to_string()).chain(std::env::args().skip(1).map(short)).collect::<Vec<_>>().join(" ")
 }
 
-/// Chip name, by the plugin's name of the device; else that name in kebab case.
-fn chip(device: &str) -> String {
-    let device = device.to_lowercase();
-    let known = Chip::all().iter().find(|c| device.split_whitespace().any(|word| word == c.name));
-    known.map_or_else(|| device.replace(' ', "-"), |c| c.name.clone())
+/// Text of the chip file that a calibration of a device is for: the file itself, else that of `chip`, else the device's own.
+fn data_sheet(path: &Path, chip: Option<&str>, device: &str) -> anyhow::Result<String> {
+    let wrong = |e: ChipError| UsageError(format!("--fit {}: {e}", path.display()));
+    let (text, named) = match (path.exists(), chip) {
+        (true, Some(chip)) => {
+            let why = format!("--chip {chip}: {} is there, its data sheet stays; leave --chip out", path.display());
+            return Err(UsageError(why).into());
+        }
+        (true, None) => (std::fs::read_to_string(path)?, Chip::read(path).map_err(wrong)?),
+        (false, Some(name)) => {
+            let chip = Chip::find(name).map_err(|e| UsageError(format!("--chip: {e}")))?;
+            let text = match Chip::is_file(name) {
+                true => std::fs::read_to_string(name)?,
+                false => chip.file_text().unwrap_or_default().to_string(),
+            };
+            (text, chip)
+        }
+        (false, None) => {
+            let chip = Chip::of_device(device).map_err(wrong)?;
+            (chip.file_text().unwrap_or_default().to_string(), chip.clone())
+        }
+    };
+    if named.device_kinds.iter().any(|kind| kind == device) {
+        return Ok(text);
+    }
+    let kinds = named.device_kinds.join("', '");
+    Err(UsageError(format!(
+        "--fit {}: the measurements are of '{device}', the chip '{}' has device_kinds ['{kinds}']",
+        path.display(),
+        named.name
+    ))
+    .into())
 }
 
 fn read(path: &Path) -> anyhow::Result<Measurements> {
@@ -108,8 +136,7 @@ fn table(m: &Measurements) -> String {
 }
 
 fn constants_text(c: &Calibration) -> String {
-    let mut out =
-        format!("\n{}: kernel launch {:.2} us, memory {:.0} GB/s\n", c.chip, c.kernel_seconds * 1e6, c.bandwidth / 1e9);
+    let mut out = format!("\nkernel launch {:.2} us, memory {:.0} GB/s\n", c.kernel_seconds * 1e6, c.bandwidth / 1e9);
     let mut line = |name: &str, l: &AlphaBeta, unit: &str, scale: f64| {
         let _ = writeln!(out, "{name:<28}{:>8.2} us and {:.1} {unit}", l.latency * 1e6, l.rate / scale);
     };
@@ -119,17 +146,4 @@ fn constants_text(c: &Calibration) -> String {
         line(&format!("{} over {} devices", e.kind.name(), e.devices), &e.cost, "GB/s", 1e9);
     }
     out
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn cards_are_known_by_their_chip() {
-        assert_eq!(chip("NVIDIA H200"), "h200");
-        assert_eq!(chip("NVIDIA H200 NVL"), "h200");
-        assert_eq!(chip("TPU v5p"), "v5p");
-        assert_eq!(chip("NVIDIA RTX 6000"), "nvidia-rtx-6000");
-    }
 }

@@ -4,14 +4,18 @@ use std::sync::Arc;
 
 use clap::ValueEnum;
 
+use super::args::{ConfigArgs, PlacementArgs};
+use super::compile::{chip_of, prepare_tpus, target};
 use super::print;
-use crate::config::Pipeline;
+use crate::config::{AUTO, Config, Pipeline, load};
 use crate::models::ConfigError;
 use crate::models::upsampler::Upsampling;
 use crate::pipeline::PipelineError;
 use crate::pipeline::configs::{ModelConfigs, needed_components};
+use crate::pipeline::layouts::{Devices, faster, ranking};
 use crate::pipeline::model::Component;
 use crate::pipeline::parameters::compare;
+use crate::runtime::RuntimeError;
 use crate::weights::{ModelSource, Overrides, ValidationReport, Version};
 
 /// Lists a model's components, missing and mis-shaped tensors, and what each pipeline needs, from headers alone.
@@ -40,6 +44,13 @@ pub(crate) struct Args {
     /// Prints JSON instead of the table.
     #[arg(long)]
     json: bool,
+    /// Also ranks the shipped layouts for these devices, as in `compile`, without compiling.
+    #[arg(long, value_name = "TARGET")]
+    target: Option<String>,
+    #[command(flatten)]
+    placement: PlacementArgs,
+    #[command(flatten)]
+    config: ConfigArgs,
 }
 
 enum Finding {
@@ -156,8 +167,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let upsamplings: Vec<&str> = upsamplings.collect();
     let pipelines = || Pipeline::value_variants().iter().map(|pipeline| (*pipeline, missing(*pipeline)));
     let missing = missing(Pipeline::TextToVideo);
+    let layouts = args.target.as_deref().map(|name| layouts(args, name)).transpose()?;
     // What cannot be opened is among the findings.
-    let unverified = source.unverified().unwrap_or_default();
+    let unverified = source.unverified().unwrap_or_else(|_| Vec::new());
     let bytes: u64 = findings.iter().map(|(_, f)| if let Finding::Weights(r) = f { r.bytes } else { 0 }).sum();
     if args.json {
         let parts: serde_json::Map<String, serde_json::Value> =
@@ -182,25 +194,47 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             all["num_frames_auto"] = state(&newest.duration);
             all["temporal_rounds"] = state(&newest.rounds);
         }
+        if let Some(layouts) = &layouts {
+            all["layouts"] = serde_json::json!({"auto": layouts.auto, "faster": layouts.faster});
+        }
         print(&format!("{}\n", serde_json::to_string_pretty(&all)?))?;
     } else {
         let size = bytes as f64 / 1e9;
         let mut lines = vec![format!("{}: LTX-{version}, {size:.2} GB of weights", source.path().display())];
         lines.extend(findings.iter().flat_map(|(part, finding)| lines_of(*part, finding)));
-        lines.extend(pipelines().map(|(own, missing)| match (missing.is_empty(), own.needed_flags()) {
-            (true, []) => format!("{}: ready", own.name()),
-            (true, flags) => format!("{}: ready, with {}", own.name(), flags.join(" and ")),
-            (false, _) => format!("{}: needs {}", own.name(), missing.join(", ")),
-        }));
+        lines.extend(pipelines().map(|(own, missing)| line_of_pipeline(own, &missing)));
         if !upsamplings.is_empty() {
             lines.push(format!("two_stage.upsample: {}", upsamplings.join(", ")));
         }
         lines.extend(newest.iter().flat_map(Newest::lines));
+        lines.extend(layouts.into_iter().flat_map(|layouts| [Some(layouts.auto), layouts.faster]).flatten());
         lines.extend(unverified.iter().map(|line| format!("warning: {line}")));
         print(&(lines.join("\n") + "\n"))?;
     }
     anyhow::ensure!(missing.is_empty(), "{}: not complete: {}", source.path().display(), missing.join(", "));
     Ok(())
+}
+
+/// Choice of `layout: auto` on a target, and a layout that is faster than the configuration's.
+struct Layouts {
+    auto: String,
+    faster: Option<String>,
+}
+
+fn layouts(args: &Args, name: &str) -> anyhow::Result<Layouts> {
+    let mut given = args.config.given();
+    args.placement.add(&mut given);
+    given.flag("model", "model.path", Some(args.model.clone()));
+    let config = load(&given)?.config;
+    let target = target(name, chip_of(&config)?.as_ref())?;
+    prepare_tpus(&config, &[name.to_string()])?;
+    let machine = target.open().map_err(RuntimeError::from)?;
+    let (toolchain, chip) = (machine.toolchain(), target.chip());
+    let (count, capacity) = (machine.devices.len(), machine.capacity);
+    let devices = Devices { toolchain: &toolchain, count, capacity, chip: chip.as_ref() };
+    let auto = Config { layout: AUTO.into(), mesh: None, ..config.clone() };
+    let faster = if config.layout == AUTO { None } else { faster(&config, devices)? };
+    Ok(Layouts { auto: ranking(&auto, devices)?.decision(devices), faster })
 }
 
 fn examine(source: &Arc<ModelSource>, configs: &ModelConfigs, part: Component) -> Finding {
@@ -220,6 +254,14 @@ fn examine(source: &Arc<ModelSource>, configs: &ModelConfigs, part: Component) -
             Finding::Unsupported(e.to_string())
         }
         Err(e) => Finding::Broken(e.to_string()),
+    }
+}
+
+fn line_of_pipeline(own: Pipeline, missing: &[&str]) -> String {
+    match (missing.is_empty(), own.needed_flags()) {
+        (true, []) => format!("{}: ready", own.name()),
+        (true, flags) => format!("{}: ready, with {}", own.name(), flags.join(" and ")),
+        (false, _) => format!("{}: needs {}", own.name(), missing.join(", ")),
     }
 }
 

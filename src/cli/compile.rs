@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::args::{ConfigArgs, ModelArgs, PlacementArgs};
-use super::compile_report::table;
+use super::compile_table::table;
 use super::generate::prepare_libtpu;
 use super::{UsageError, print};
 use crate::analysis::Chip;
@@ -11,10 +11,9 @@ use crate::config::{Config, load};
 use crate::pipeline::PipelineError;
 use crate::pipeline::compile::{CompileOptions, compile};
 use crate::pipeline::programs::{ProgramKind, Programs};
-use crate::pjrt::discover::Platform;
 use crate::pjrt::{TPUS_UNPREPARED, prepare_absent_tpus};
 use crate::runtime::{ModuleStore, Target};
-use crate::tune::compile_json::json;
+use crate::tune::CompileReport;
 
 /// Compiles a program ahead of time, without its devices, and reports memory, FLOPs, collectives and predicted time.
 #[derive(clap::Args, Clone, Debug)]
@@ -28,9 +27,6 @@ pub(crate) struct Args {
     /// Target devices: tpu:CHIP:AxB or AxBxC, cuda:h200:PARTITIONSxHOSTSxDEVICES, cpu:N
     #[arg(long, value_name = "TARGET")]
     target: String,
-    /// Chip to predict times with: a name or a TOML file [default: the target's]
-    #[arg(long, value_name = "NAME|FILE")]
-    chip: Option<String>,
     /// Program to compile [default: denoise; with --save every program of a run]
     #[arg(long, value_name = "NAME")]
     program: Option<ProgramKind>,
@@ -58,13 +54,12 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let target: Target = args.target.parse().map_err(|e| UsageError(format!("--target: {e}")))?;
-    let target = target.with_chip(read_chip(args.chip.as_deref())?);
     let mut given = args.config.given();
     args.model.add(&mut given);
     args.placement.add(&mut given);
     let loaded = load(&given)?;
     let config = &loaded.config;
+    let target = target(&args.target, chip_of(config)?.as_ref())?;
     prepare_tpus(config, std::slice::from_ref(&args.target))?;
     let kinds = match (args.program, &args.save) {
         (Some(kind), _) => vec![kind],
@@ -72,21 +67,25 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         (None, Some(_)) => Programs::of(config, None)?.kinds().collect(),
     };
     let modules = args.modules.as_deref().map(ModuleStore::new);
-    let mut figures = Vec::new();
+    let mut reports = Vec::new();
     let mut shortage = None;
     for kind in kinds {
         let (layers, dump, save) = (args.layers, args.dump_hlo.as_deref(), args.save.as_deref());
         let options = CompileOptions { target: target.clone(), kind, layers, dump, save, modules: modules.as_ref() };
         let done = compile(config, &options)?;
+        shortage = shortage.or_else(|| done.shortage.clone());
+        let report = CompileReport::of(done, &target);
         if !to_stdout(args.json.as_deref()) {
-            let space = if figures.is_empty() { "" } else { "\n" };
-            print(&format!("{space}{}", table(&done, &target)))?;
+            let space = if reports.is_empty() { "" } else { "\n" };
+            print(&format!("{space}{}", table(&report)))?;
         }
-        figures.push(json(&done, &target));
-        shortage = shortage.or(done.shortage);
+        reports.push(report);
     }
-    let figures = if figures.len() == 1 { figures.remove(0) } else { figures.into() };
-    let figures = format!("{}\n", serde_json::to_string_pretty(&figures)?);
+    let figures = match reports.as_slice() {
+        [one] => serde_json::to_string_pretty(one)?,
+        all => serde_json::to_string_pretty(all)?,
+    };
+    let figures = format!("{figures}\n");
     match args.json.as_deref() {
         path if to_stdout(path) => print(&figures)?,
         Some(path) => crate::media::write_atomically(path, figures.as_bytes())?,
@@ -98,15 +97,20 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     }
 }
 
-pub(super) fn read_chip(name_or_path: Option<&str>) -> Result<Option<Chip>, UsageError> {
-    name_or_path.map(Chip::find).transpose().map_err(|e| UsageError(format!("--chip: {e}")))
+/// The value of `--target`.
+pub(super) fn target(name: &str, chip: Option<&Chip>) -> Result<Target, UsageError> {
+    Target::of(name, chip).map_err(|e| UsageError(format!("--target: {e}")))
+}
+
+/// The chip that a configuration names.
+pub(super) fn chip_of(config: &Config) -> Result<Option<Chip>, UsageError> {
+    config.chip().map_err(|e| UsageError(format!("runtime.chip_file: {e}")))
 }
 
 /// Sets this process up for targets of which some may be TPUs, before anything has started a thread. Children find it in
 /// their environment.
 pub(super) fn prepare_tpus(config: &Config, targets: &[String]) -> anyhow::Result<()> {
-    let is_tpu = |name: &String| name.parse().is_ok_and(|t: Target| t.platform() == Platform::Tpu);
-    if !targets.iter().any(is_tpu) {
+    if !targets.iter().any(|name| name.starts_with("tpu:")) {
         return Ok(());
     }
     prepare_libtpu(config);

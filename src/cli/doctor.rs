@@ -9,6 +9,7 @@ use super::print;
 use crate::pjrt::discover::{self, Platform};
 use crate::pjrt::{Client, Device, Plugin, Value};
 use crate::runtime::platform::{self, Choice};
+use crate::runtime::trial;
 
 /// Arguments of `ltx2 doctor`.
 #[derive(Debug, clap::Args)]
@@ -83,7 +84,7 @@ fn examine(kind: Platform) -> PlatformReport {
     // Without chips libtpu asks the cloud's metadata server at start, which outside a TPU machine takes minutes.
     let load = kind != Platform::Tpu || hardware.is_ok();
     if load {
-        match Plugin::load(&found.path) {
+        match trial::load(&found.path, None) {
             Ok(plugin) => {
                 plugin_report.api_version = Some(format!("{}.{}", plugin.version().0, plugin.version().1));
                 plugin_report.stablehlo_version = stablehlo_version(&plugin);
@@ -105,8 +106,8 @@ fn examine(kind: Platform) -> PlatformReport {
 }
 
 fn describe(report: &mut PlatformReport, client: &Client) -> crate::pjrt::Result<()> {
-    report.platform_name = Some(client.platform_name()?);
-    report.platform_version = Some(client.platform_version()?);
+    report.platform_name = Some(client.platform_name().into());
+    report.platform_version = Some(client.platform_version().into());
     let line = |device: &Device| match (device.kind(), &device.description().debug) {
         (kind, debug) if debug.contains(kind) => debug.clone(),
         (kind, debug) => format!("{debug} {kind}"),

@@ -3,13 +3,16 @@
 use std::path::{Path, PathBuf};
 
 use super::args::{ConfigArgs, JobArgs, LAYERS};
-use super::compile::{prepare_tpus, read_chip};
+use super::compile::{prepare_tpus, target};
 use super::{UsageError, print};
-use crate::config::{Case, Experiment, load, read_experiment};
+use crate::analysis::Chip;
+use crate::config::{AUTO, Case, Experiment, load, read_experiment, read_layout_source};
 use crate::pipeline::programs::{ProgramKind, Programs};
-use crate::runtime::Target;
 use crate::tune::search::{SearchRequest, best_layout, search, summary};
-use crate::tune::{CaseResult, Options, experiment, given, markdown, page, ranked, table};
+use crate::tune::{
+    Group, Options, diagnose_groups, experiment, given, group_diagnosis_text, markdown, page, ranked,
+    suggestions_markdown, table,
+};
 
 /// Compiles the cases of a YAML file and ranks them; with --search, finds the fastest layout and mesh itself.
 ///
@@ -20,7 +23,9 @@ use crate::tune::{CaseResult, Options, experiment, given, markdown, page, ranked
   ltx2 experiment experiments/ablation.yml -o out/ablation
   ltx2 experiment experiments/tpu.yml -o out/tpu
   ltx2 experiment mine.yml -o out/mine --measure --jobs 4
+  ltx2 experiment mine.yml -o out/mine --why
   ltx2 experiment --search --target tpu:v6e:2x4 --shape 1280x768x121 --memory-fit -c ltx2 -o out/search
+  ltx2 experiment --search --target cuda:h200:1x1x4 -c ltx2_3_two_stage --videos 1,2,4 --layout mine.yml -o out/search
 
 To compile for TPUs, set TPU_SKIP_MDS_QUERY=1 ALLOW_MULTIPLE_LIBTPU_LOAD=1. `ltx2 schema --of experiment` lists the keys.
 A search writes DIR/best.yml, a layout file whose comments list what it was compared with.")]
@@ -34,6 +39,9 @@ pub(crate) struct Args {
     /// Also measures each case whose devices are present, with random weights
     #[arg(long, conflicts_with = "search")]
     measure: bool,
+    /// Also diagnoses the fastest layout of each group; its suggestions are in the report
+    #[arg(long, conflicts_with = "search")]
+    why: bool,
     /// Chip to predict times with: a name or a TOML file [default: the target's]
     #[arg(long, value_name = "NAME|FILE")]
     chip: Option<String>,
@@ -55,15 +63,24 @@ struct SearchArgs {
     /// Target devices, as in `compile`
     #[arg(long, value_name = "TARGET", requires = "search")]
     target: Option<String>,
-    /// Video size [default: the configuration's]
+    /// Video size; give it again for a layout that serves several [default: the configuration's]
     #[arg(long, value_name = "WIDTHxHEIGHTxFRAMES", requires = "search")]
-    shape: Option<String>,
-    /// Loop to search for
-    #[arg(long, value_name = "PROGRAM", default_value = "denoise", value_parser = ["denoise", "refine"], requires = "search")]
-    program: String,
+    shape: Vec<String>,
+    /// Numbers of videos to choose from, by the time of one [default: the configuration's]
+    #[arg(long, value_name = "N,…", value_delimiter = ',', requires = "search", value_parser = clap::value_parser!(u16).range(1..))]
+    videos: Vec<u16>,
+    /// Loop to search for [default: all of a request, each by its steps]
+    #[arg(long, value_name = "PROGRAM", value_parser = ["denoise", "refine"], requires = "search")]
+    program: Option<String>,
+    /// Layout file to try beside the shipped layouts, on every mesh of axes that it uses; may be repeated
+    #[arg(long, value_name = "FILE", requires = "search")]
+    layout: Vec<String>,
     /// Only layouts that fit into device memory beside a run's other components
     #[arg(long, requires = "search")]
     memory_fit: bool,
+    /// Only layouts of which a run needs at most so much of a device's memory
+    #[arg(long, value_name = "GIB", requires = "search", value_parser = gib)]
+    memory: Option<f64>,
     /// Maximum number of programs, stored ones included
     #[arg(long, value_name = "N", default_value_t = 48, requires = "search", value_parser = clap::value_parser!(u16).range(1..))]
     budget: u16,
@@ -79,7 +96,8 @@ struct SearchArgs {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let chip = args.chip.clone().zip(read_chip(args.chip.as_deref())?);
+    let chip = args.chip.as_deref().map(Chip::find).transpose().map_err(|e| UsageError(format!("--chip: {e}")))?;
+    let chip = args.chip.clone().zip(chip);
     let options = Options { chip, ..args.jobs.options(args.output.clone(), args.measure)? };
     let Some(file) = &args.file else { return run_search(args, &options) };
     if !args.config.config.is_empty() || !args.config.set.is_empty() {
@@ -90,7 +108,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let file = read_experiment(file)?;
     prepare(&file)?;
     let rows = experiment(&file, &options).map_err(usage)?;
-    report(&file.title, rows, &args.output)
+    let mut groups = ranked(rows);
+    if args.why {
+        diagnose_groups(&mut groups, &file, &options).map_err(usage)?;
+    }
+    report(&file.title, &groups, &args.output)
 }
 
 /// Sets this process up for the targets of a file, by the one set of arguments that all its configurations give libtpu.
@@ -108,16 +130,15 @@ fn prepare(file: &Experiment) -> anyhow::Result<()> {
     prepare_tpus(first, &targets)
 }
 
-fn report(title: &str, rows: Vec<CaseResult>, folder: &Path) -> anyhow::Result<()> {
+fn report(title: &str, groups: &[Group], folder: &Path) -> anyhow::Result<()> {
     let title = if title.is_empty() { "Experiment" } else { title };
-    let groups = ranked(rows);
     let write = |name: &str, text: String| {
         let path = folder.join(name);
         crate::media::write_atomically(&path, text.as_bytes()).map(|()| path.display().to_string())
     };
-    let short = write("report.md", markdown(title, &command_line(), &groups))?;
-    let long = write("report.html", page(title, &groups))?;
-    print(&table(&groups))?;
+    let short = write("report.md", markdown(title, &command_line(), groups) + &suggestions_markdown(groups))?;
+    let long = write("report.html", page(title, groups))?;
+    print(&(table(groups) + &group_diagnosis_text(groups)))?;
     tracing::info!("{short} and {long} written");
     let rows = || groups.iter().flat_map(|group| &group.rows);
     let (failed, all) = (rows().filter(|r| r.report.is_none()).count(), rows().count());
@@ -128,31 +149,44 @@ fn report(title: &str, rows: Vec<CaseResult>, folder: &Path) -> anyhow::Result<(
 fn run_search(args: &Args, options: &Options) -> anyhow::Result<()> {
     let s = &args.search;
     let name = s.target.clone().expect("--search requires --target");
-    let target: Target = name.parse().map_err(|e| UsageError(format!("--target: {e}")))?;
-    let target = target.with_chip(read_chip(args.chip.as_deref())?);
-    let mut given = args.config.given();
-    let shape = Case { shape: s.shape.clone(), ..Case::default() };
-    given.set.extend(shape.size_settings()?);
+    let target = target(&name, options.chip.as_ref().map(|(_, chip)| chip))?;
+    let given = args.config.given();
     if s.memory_fit && target.chip().is_none() {
         return Err(usage(crate::tune::TuneError::Capacity(name)));
     }
-    let config = load(&given)?.config;
+    // Before any device is opened.
+    let case = |shape: &String| Case { shape: Some(shape.clone()), ..Case::default() };
+    s.shape.iter().try_for_each(|shape| case(shape).size_settings().map(drop))?;
+    s.layout.iter().try_for_each(|layout| read_layout_source(layout).map(drop))?;
+    if s.layout.iter().any(|layout| layout == AUTO) {
+        return Err(UsageError("--layout auto: a search tries the shipped layouts anyway; name a file".into()).into());
+    }
+    let (mut shapes, mut videos) = (s.shape.clone(), s.videos.clone());
+    shapes.sort();
+    shapes.dedup();
+    videos.sort_unstable();
+    videos.dedup();
+    // A size that is given takes the place of the configuration's, which may be left to a prompt.
+    let mut sized = given.clone();
+    sized.set.extend(shapes.first().map(|shape| case(shape).size_settings()).transpose()?.unwrap_or_default());
+    let config = load(&sized)?.config;
     prepare_tpus(&config, std::slice::from_ref(&name))?;
     let blocks = Programs::of(&config, None)?.layers();
-    let mut settings: Vec<String> = given.files.iter().flat_map(|c| ["-c".to_string(), c.clone()]).collect();
-    settings.extend(given.set.iter().flat_map(|s| ["--set".to_string(), s.clone()]));
     let request = SearchRequest {
         given,
-        settings,
         target: name,
-        shape: s.shape.clone(),
-        program: ProgramKind::named(&s.program).map_err(UsageError)?,
+        shapes,
+        videos: videos.into_iter().map(usize::from).collect(),
+        program: s.program.as_deref().map(ProgramKind::named).transpose().map_err(UsageError)?,
+        layouts: s.layout.clone(),
         fit: s.memory_fit,
+        memory: s.memory,
         layers: s.layers.map_or(LAYERS.min(blocks), usize::from),
         budget: s.budget.into(),
         seconds: s.seconds,
         timeout: TIMEOUT,
         seed: s.seed,
+        command: command_line(),
     };
     let result = search(&request, options).map_err(usage)?;
     let title = format!("The fastest layout for {}", request.target);
@@ -161,14 +195,20 @@ fn run_search(args: &Args, options: &Options) -> anyhow::Result<()> {
         crate::media::write_atomically(&best, text.as_bytes())?;
         tracing::info!("{} written", best.display());
     }
-    let words = summary(&result, &request);
-    let found_one = result.winner.is_some();
-    if !result.rows.is_empty() {
-        report(&title, result.rows, &args.output)?;
+    let rows = result.rows();
+    if !rows.is_empty() {
+        report(&title, &ranked(rows), &args.output)?;
     }
-    print(&format!("\n{words}"))?;
-    anyhow::ensure!(found_one, "no layout was found for {}", request.target);
+    print(&format!("\n{}", summary(&result)))?;
+    anyhow::ensure!(result.found(), "no layout was found for {}", request.target);
     Ok(())
+}
+
+fn gib(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(gib) if gib > 0.0 && f64::is_finite(gib) => Ok(gib),
+        _ => Err("not a number of GiB above 0".into()),
+    }
 }
 
 /// The command of this process, to be typed again.
@@ -185,6 +225,7 @@ const TIMEOUT: u64 = 1800;
 pub(super) fn usage(error: crate::tune::TuneError) -> anyhow::Error {
     match error {
         crate::tune::TuneError::Config(e) => e.into(),
+        crate::tune::TuneError::Pipeline(e) => e.into(),
         crate::tune::TuneError::Target(e) => UsageError(e.to_string()).into(),
         e @ crate::tune::TuneError::Capacity(_) => UsageError(e.to_string()).into(),
         other => other.into(),

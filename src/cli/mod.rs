@@ -9,7 +9,7 @@ use clap::{Parser, Subcommand};
 
 use crate::config::ConfigError;
 use crate::pipeline::PipelineError;
-use crate::runtime::timeline;
+use crate::runtime::{timeline, trial};
 use crate::sampling::SamplingError;
 
 mod args;
@@ -20,7 +20,7 @@ mod compare;
 mod compare_report;
 mod comparison;
 mod compile;
-mod compile_report;
+mod compile_table;
 mod completions;
 mod doctor;
 mod experiment;
@@ -94,6 +94,11 @@ pub(crate) enum Command {
     Schema(schema::Args),
     /// Print completions for a shell
     Completions(completions::Args),
+}
+
+/// Begins the trials of new plugin files: a process that was started to try one does that and ends.
+pub fn try_plugins() {
+    trial::begin();
 }
 
 /// Runs a subcommand.

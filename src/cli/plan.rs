@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-use super::compile_report::mesh_text;
+use super::compile_table::mesh_text;
 use crate::config::{Config, Loaded, NumFrames, WeightSource, encoded_frames};
 use crate::models::presets::Preset;
 use crate::pipeline::configs::ModelConfigs;
@@ -93,7 +93,7 @@ impl Plan {
             platform: config.runtime.platform.clone(),
             dtype: format!("{:?}", config.runtime.dtype).to_lowercase(),
             layout: config.layout.clone(),
-            mesh: mesh.map_or_else(|error| error.to_string(), |axes| mesh_text(&axes)),
+            mesh: mesh.map_or_else(|error| error.to_string(), |axes| mesh_text(axes.iter().map(|(a, n)| (a, n)))),
             outputs: options.outputs.iter().map(|p| p.display().to_string()).collect(),
         }
     }

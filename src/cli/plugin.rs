@@ -1,12 +1,13 @@
 //! `ltx2 plugin install`: fetches the pinned plugin of a platform.
 
-use std::fs;
+use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
 use super::{print, tell};
+use crate::media::sync_folder;
 use crate::pjrt::discover;
 use crate::runtime::plugins::{Wheel, wheels};
 use crate::runtime::sha256_file;
@@ -92,8 +93,15 @@ pub(crate) fn install_plugin(kind: discover::Platform, folder: &Path) -> Result<
     let is_current = || fs::read_to_string(target.join(STAMP)).is_ok_and(|text| text == stamp);
     if !is_current() {
         fs::create_dir_all(folder).with_context(|| format!("{}: cannot create the folder", folder.display()))?;
+        let _alone = alone_in(folder, kind)?;
+        if is_current() {
+            // Who was waited for has done it.
+            return installed(kind, &target);
+        }
         // In the target's folder, so that the last step is a rename.
-        let work = tempfile::Builder::new().prefix(".install-").tempdir_in(folder);
+        let prefix = format!(".install-{}-", kind.name());
+        remove_left(folder, &prefix)?;
+        let work = tempfile::Builder::new().prefix(&prefix).tempdir_in(folder);
         let work = work.with_context(|| format!("{}: cannot write", folder.display()))?;
         let fresh = work.path().join("new");
         fs::create_dir(&fresh)?;
@@ -102,19 +110,56 @@ pub(crate) fn install_plugin(kind: discover::Platform, folder: &Path) -> Result<
             unpack(&download(wheel, work.path())?, &fresh)?;
         }
         fs::write(fresh.join(STAMP), &stamp)?;
+        // The stamp says that all of it is there, also to a machine that stops before it is on the disk.
+        sync_all(&fresh).with_context(|| format!("{}: cannot write", fresh.display()))?;
         if target.exists() {
             fs::rename(&target, work.path().join("old"))
                 .with_context(|| format!("{}: cannot replace", target.display()))?;
         }
-        if let Err(error) = fs::rename(&fresh, &target)
-            && !is_current()
-        {
-            // Another install that finished first has done the same work.
-            return Err(error).with_context(|| format!("{}: cannot move the plugin there", target.display()));
+        fs::rename(&fresh, &target).with_context(|| format!("{}: cannot move the plugin there", target.display()))?;
+        sync_folder(folder).with_context(|| format!("{}: cannot write", folder.display()))?;
+    }
+    installed(kind, &target)
+}
+
+fn installed(kind: discover::Platform, target: &Path) -> Result<PathBuf> {
+    discover::in_folder(kind, target)
+        .with_context(|| format!("{}: holds no plugin file; delete the folder and install again", target.display()))
+}
+
+/// A lock on a platform's plugin in a folder: another install there waits until it is dropped, and it ends with its process.
+fn alone_in(folder: &Path, kind: discover::Platform) -> Result<File> {
+    let path = folder.join(format!(".{}.lock", kind.name()));
+    let file = File::create(&path).with_context(|| format!("{}: cannot write", path.display()))?;
+    if let Err(TryLockError::WouldBlock) = file.try_lock() {
+        tell(format_args!("waiting for another install ({})", path.display()));
+    }
+    // Some shared file systems have no locks: two installs then do the work twice.
+    if let Err(error) = file.lock() {
+        tracing::warn!("{}: cannot be locked: {error}", path.display());
+    }
+    Ok(file)
+}
+
+/// Removes what installs left that were killed.
+fn remove_left(folder: &Path, prefix: &str) -> Result<()> {
+    for entry in fs::read_dir(folder)?.flatten().filter(|e| e.file_name().to_string_lossy().starts_with(prefix)) {
+        fs::remove_dir_all(entry.path()).with_context(|| format!("{}: cannot be removed", entry.path().display()))?;
+    }
+    Ok(())
+}
+
+/// Waits until all files below a folder are on the disk.
+fn sync_all(folder: &Path) -> std::io::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        match entry.file_type()? {
+            kind if kind.is_dir() => sync_all(&entry.path())?,
+            kind if kind.is_file() => File::open(entry.path())?.sync_all()?,
+            _ => {}
         }
     }
-    discover::in_folder(kind, &target)
-        .with_context(|| format!("{}: holds no plugin file; delete the folder and install again", target.display()))
+    sync_folder(folder)
 }
 
 fn download(wheel: &Wheel, work: &Path) -> Result<PathBuf> {

@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 use serde_json::json;
 
 use super::args::{RunArgs, timed_job};
+use super::compile::chip_of;
 use super::generate::prepare_libtpu;
 use super::{UsageError, deliver, log};
-use crate::analysis::{Trace, XSpace};
+use crate::analysis::{Chip, Comparison, Trace, XSpace};
 use crate::config::load;
 use crate::media::{check_writable, write_atomically};
 use crate::perf::profile::{Profile, profile};
@@ -17,7 +18,7 @@ const STEPS: u64 = 2;
 
 const SUMMARY: &str = "summary.json";
 
-/// Traces --steps denoising steps (2) with the plugin's profiler, after a warm-up, and summarizes them.
+/// Traces --steps denoising steps (2) with the plugin's profiler, after a warm-up, and compares them with the prediction.
 ///
 /// Open the trace, DIR/plugins/profile/RUN/HOST.xplane.pb, with `tensorboard --logdir DIR` or `xprof DIR`.
 #[derive(clap::Args, Clone, Debug)]
@@ -41,7 +42,8 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if let Some(path) = &args.read {
-        return read(args, path);
+        let chip = chip_of(&load(&args.run.given()?)?.config)?;
+        return read(args, path, chip.as_ref());
     }
     let folder = args.output.as_deref().ok_or_else(|| UsageError("no --output DIR".into()))?;
     // --steps is the number of traced steps; the configuration has the number of all.
@@ -69,14 +71,26 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     })
 }
 
-fn read(args: &Args, path: &Path) -> anyhow::Result<()> {
+fn read(args: &Args, path: &Path, chip: Option<&Chip>) -> anyhow::Result<()> {
     let wrong = |reason: String| anyhow::anyhow!("{}: {reason}", path.display());
     let bytes = std::fs::read(path).map_err(|e| wrong(e.to_string()))?;
     let space = XSpace::read(&bytes).map_err(|e| wrong(format!("not an xplane.pb: {e}")))?;
     let steps = args.run.request.steps.map(|steps| steps as usize);
+    if chip.is_some() && steps.is_none() {
+        // A prediction is of one step, and a trace does not say how many it holds.
+        return Err(
+            UsageError("--read with --chip: give --steps, the number of denoising steps in the trace".into()).into()
+        );
+    }
     let trace = Trace::of(&space, steps).map_err(wrong)?;
-    let figures = serde_json::to_string_pretty(&json!({"xplane": path, "trace": trace}))? + "\n";
-    deliver(args.json.as_deref(), &figures, &trace.to_string())
+    let devices = [("devices".to_string(), trace.devices.len())];
+    let comparison = chip.and_then(|chip| Comparison::of_space(&space, &trace, &devices, chip));
+    if let (Some(chip), None) = (chip, &comparison) {
+        return Err(wrong(format!("no program that could be predicted on {} is in the trace", chip.name)));
+    }
+    let figures = json!({"xplane": path, "trace": trace, "comparison": comparison});
+    let text = tables(&trace, comparison.as_ref());
+    deliver(args.json.as_deref(), &(serde_json::to_string_pretty(&figures)? + "\n"), &text)
 }
 
 fn text(profile: &Profile, summary: &Path) -> String {
@@ -85,6 +99,11 @@ fn text(profile: &Profile, summary: &Path) -> String {
         let flags = profile.flags.join(", ");
         out += &format!("options     {flags}: without CUDA graphs, so that kernels name their operations\n");
     }
-    out += &format!("trace       {}\nsummary     {}\n\n{}", profile.xplane.display(), summary.display(), profile.trace);
-    out
+    out += &format!("trace       {}\nsummary     {}\n\n", profile.xplane.display(), summary.display());
+    out + &tables(&profile.trace, profile.comparison.as_ref())
+}
+
+fn tables(trace: &Trace, comparison: Option<&Comparison>) -> String {
+    let comparison = comparison.map_or(String::new(), |comparison| format!("\n{comparison}"));
+    format!("{trace}{comparison}")
 }

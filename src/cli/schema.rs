@@ -1,21 +1,22 @@
-//! `ltx2 schema`: the keys of the YAML.
+//! `ltx2 schema`: the keys of the YAML and of reports.
 
 use super::print;
 use crate::config::{experiment_schema, json_schema};
+use crate::tune::{diagnosis_schema, report_schema};
 
-/// Prints the JSON Schema of the YAML, for editors and checks.
+/// Prints the JSON Schema of a file, for editors and checks.
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_help = "Examples:
   ltx2 schema > ltx2.schema.json
   ltx2 schema --of experiment > experiment.schema.json
   # yaml-language-server: $schema=ltx2.schema.json          as the first line of a YAML file")]
 pub(crate) struct Args {
-    /// Kind of YAML file
+    /// Kind of file
     #[arg(long, value_name = "WHAT", value_enum, default_value_t)]
     of: SchemaKind,
 }
 
-/// A kind of YAML file.
+/// A kind of file.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, Default)]
 enum SchemaKind {
     /// Configuration of `generate` and its like
@@ -23,12 +24,18 @@ enum SchemaKind {
     Run,
     /// File of `ltx2 experiment`
     Experiment,
+    /// Report of `ltx2 compile --json`
+    Compile,
+    /// Report of `ltx2 why --json`
+    Why,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let schema = match args.of {
         SchemaKind::Run => json_schema().clone(),
         SchemaKind::Experiment => experiment_schema(),
+        SchemaKind::Compile => report_schema().clone(),
+        SchemaKind::Why => diagnosis_schema().clone(),
     };
     print(&format!("{}\n", serde_json::to_string_pretty(&schema)?))
 }

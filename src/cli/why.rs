@@ -2,15 +2,13 @@
 
 use std::path::PathBuf;
 
-use serde_json::{Value, json};
-
 use super::args::{ConfigArgs, JobArgs, LAYERS, ModelArgs, PlacementArgs, word};
-use super::compile::{prepare_tpus, read_chip};
+use super::compile::{chip_of, prepare_tpus};
 use super::deliver;
 use super::experiment::usage;
 use crate::config::load;
 use crate::pipeline::programs::ProgramKind;
-use crate::tune::{DiagnoseRequest, Diagnosis, diagnose, diagnosis_text};
+use crate::tune::{BUDGET, DiagnoseRequest, DiagnosisReport, diagnose, diagnosis_text};
 
 /// Names the tensor, rule and reason of every collective, then compiles single-rule layout changes and ranks them.
 #[derive(clap::Args, Clone, Debug)]
@@ -20,15 +18,11 @@ use crate::tune::{DiagnoseRequest, Diagnosis, diagnose, diagnosis_text};
   ltx2 why -c ltx2 --layout better.yml --target tpu:v5p:2x2x2
   ltx2 why -c nano_2_0 --model nano --layout tensor --target cpu:4 --collective 1
 
-Changes without a trade-off come first, then those that need memory, then those that add other collectives; equals are
-ordered by gain per family of tensors.")]
+The largest gain comes first. A change is free where it needs neither memory nor other collectives.")]
 pub(crate) struct Args {
     /// Target devices, as in `compile`
     #[arg(long, value_name = "TARGET")]
     target: String,
-    /// Chip to predict times with: a name or a TOML file [default: the target's]
-    #[arg(long, value_name = "NAME|FILE")]
-    chip: Option<String>,
     /// Program to diagnose
     #[arg(long, value_name = "NAME", default_value = "denoise")]
     program: ProgramKind,
@@ -39,7 +33,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N")]
     layers: Option<usize>,
     /// Maximum number of changes to compile, the most promising first
-    #[arg(long, value_name = "N", default_value_t = 6)]
+    #[arg(long, value_name = "N", default_value_t = BUDGET)]
     budget: usize,
     /// Timeout of one compilation in seconds
     #[arg(long, value_name = "S", default_value_t = 1800)]
@@ -83,7 +77,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         settings: settings(args),
         given,
         target: args.target.clone(),
-        chip: read_chip(args.chip.as_deref())?,
+        chip: chip_of(&config)?,
         program: args.program,
         layers: args.layers.unwrap_or(LAYERS.min(blocks)),
         collective: args.collective,
@@ -91,12 +85,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         timeout: args.timeout,
     };
     let diagnosis = diagnose(&request, &args.jobs.options(folder, false)?).map_err(usage)?;
-    let figures = format!("{}\n", serde_json::to_string_pretty(&json_of(&diagnosis, &config.layout))?);
+    let report = DiagnosisReport::from(diagnosis.clone());
+    let figures = format!("{}\n", serde_json::to_string_pretty(&report)?);
     deliver(args.json.as_deref(), &figures, &diagnosis_text(&diagnosis, args.collective))?;
     match (&args.write, diagnosis.suggestions.first()) {
         (Some(path), Some(best)) => {
             let comments = [
-                format!("As {}, with {}", config.layout, best.change),
+                format!("As {}, with {}", diagnosis.base.layout, best.change),
                 format!("for {}: {:.1} % off the step.", args.target, best.gain() * 100.0),
             ];
             let text = comments.map(|c| format!("# {c}\n")).concat() + &best.layout;
@@ -114,7 +109,6 @@ fn settings(args: &Args) -> Vec<String> {
     let mut out = Vec::new();
     let mut add = |flag: &str, value: Option<String>| out.extend(value.into_iter().flat_map(|v| [flag.into(), v]));
     args.config.config.iter().for_each(|c| add("-c", Some(c.clone())));
-    add("--chip", args.chip.clone());
     args.config.set.iter().for_each(|s| add("--set", Some(s.clone())));
     let m = &args.model;
     add("--model", m.model.clone());
@@ -127,34 +121,6 @@ fn settings(args: &Args) -> Vec<String> {
     let p = &args.placement;
     add("--dtype", p.dtype.and_then(word));
     add("--mesh", p.mesh.clone());
+    add("--chip", p.chip.clone());
     out
-}
-
-fn json_of(diagnosis: &Diagnosis, layout: &str) -> Value {
-    let b = &diagnosis.base;
-    let list: Vec<Value> = b
-        .collectives
-        .list
-        .iter()
-        .enumerate()
-        .map(|(n, e)| {
-            json!({
-                "number": n + 1, "kind": e.kind, "scope": e.scope, "tensor": e.tensor, "role": e.role,
-                "rule": e.rule, "reason": e.reason, "count": e.count, "trip_count": e.trip_count,
-                "bytes": e.bytes, "wire_bytes": e.wire_bytes, "axes": e.axes, "ms": e.ms,
-            })
-        })
-        .collect();
-    json!({
-        "target": b.target,
-        "layout": layout,
-        "layers": b.layers,
-        "per_layer_bytes": b.collectives.per_layer_bytes,
-        "predicted_ms": b.predicted_ms,
-        "collectives": list,
-        "advice": diagnosis.suggestions,
-        "no_gain": diagnosis.no_gain,
-        "refused": diagnosis.rejected,
-        "not_compiled": diagnosis.not_compiled,
-    })
 }

@@ -7,7 +7,7 @@ use super::error::ConfigError;
 use super::layout;
 use super::legal::{FRAME_STEP, Fault, around, fail};
 use super::pipeline::Pipeline;
-use super::schema::{Config, GivenAudio, NumFrames, Reference, Scales, TwoStage};
+use super::schema::{Config, GivenAudio, NumFrames, Reference, Scales, TwoStage, WeightSource};
 use super::tree::Tree;
 use crate::av::Av;
 use crate::models::upsampler::Upsampling;
@@ -236,6 +236,13 @@ fn check_run(config: &Config) -> Result<(), Fault> {
     }
     if let Some(gib) = config.runtime.memory_limit.filter(|gib| *gib <= 0.0) {
         return fail("runtime.memory_limit", gib.to_string(), "must be more than 0 GiB".into());
+    }
+    if let Err(why) = config.chip() {
+        return fail("runtime.chip_file", config.runtime.chip_file.clone().unwrap_or_default(), why);
+    }
+    if let (Some(blocks), WeightSource::File) = (config.model.blocks, config.model.weights) {
+        let why = "only random weights are of fewer blocks: leave it out, or set model.weights to random".into();
+        return fail("model.blocks", blocks.to_string(), why);
     }
     if let Some(lora) = config.model.loras.iter().find(|l| l.stages.iter().any(|s| !matches!(s, 1 | 2))) {
         return fail("model.loras", lora.path.clone(), format!("stages {:?} must be 1, 2 or both", lora.stages));

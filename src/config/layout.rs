@@ -11,6 +11,7 @@ use super::error::ConfigError;
 use super::presets;
 use super::schema::{AUTO, Config, Mesh};
 use super::yaml::{self, Data, Node};
+use crate::analysis::Chip;
 use crate::hlo;
 use crate::nn::{Axis, ContextParallelKind, ContextParallelPolicy, Layout, LayoutError, Override, Rule};
 
@@ -281,26 +282,12 @@ fn line_of(mut node: &Node, path: &serde_path_to_error::Path) -> u64 {
 }
 
 impl Config {
-    /// The configuration with `layout: auto` decided for the devices that are there; with a mesh of its own, or on other
-    /// platforms than CUDA, it is one device's. `branches` are the predictions of a step.
+    /// The chip that times are predicted with, where one is named.
     ///
-    /// Of two H200s guidance branches apart are the fastest, of four these and the video's tokens in two
-    /// (benchmarks/h200.md).
-    pub(crate) fn resolve_auto_layout(&self, platform: &str, devices: usize, branches: usize) -> Config {
-        if self.layout != AUTO {
-            return self.clone();
-        }
-        let spread = platform == "cuda" && devices > 1 && self.mesh.is_none();
-        let (layout, mesh) = match (spread, branches.is_multiple_of(2)) {
-            (false, _) => ("replicated", self.mesh),
-            (true, true) if devices == 2 => ("cfg", None),
-            (true, true) if devices.is_multiple_of(2) => {
-                ("sequence", Some(Mesh { cfg: 2, context: -1, ..Mesh::default() }))
-            }
-            (true, _) => ("sequence", None),
-        };
-        tracing::info!("layout auto: {layout} for {devices} {platform} devices");
-        Config { layout: layout.into(), mesh, ..self.clone() }
+    /// # Errors
+    /// An unknown name; a file that cannot be read.
+    pub(crate) fn chip(&self) -> Result<Option<Chip>, String> {
+        self.runtime.chip_file.as_deref().map(Chip::find).transpose().map_err(|e| e.to_string())
     }
 
     /// Devices a platform of virtual devices starts for this configuration: what the mesh names, and where it takes the

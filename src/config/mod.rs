@@ -29,7 +29,7 @@ mod yaml;
 pub use error::{ConfigError, ValueOrigin};
 pub(crate) use experiment::{Case, Experiment};
 pub use experiment_file::read_experiment;
-pub(crate) use layout::{LayoutFile, LayoutSource};
+pub(crate) use layout::{LayoutFile, LayoutSource, resolve_mesh};
 pub use layout::{parse_mesh, read_layout_source};
 pub(crate) use legal::{FRAME_STEP, nearest_frames, whole_frames};
 pub(crate) use load::BY_REFERENCE;

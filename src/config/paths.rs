@@ -5,6 +5,7 @@ use std::path::{Component, Path, PathBuf};
 use super::presets::shipped_layout;
 use super::schema::{AUTO, Config};
 use super::yaml::{Data, Node};
+use crate::analysis::Chip;
 use crate::models::presets::Preset;
 use crate::weights::HubCache;
 
@@ -55,6 +56,7 @@ pub(crate) fn resolve(root: &mut Node, folder: &Path) {
                     "platform",
                     |t| if t.contains('/') || t.ends_with(".so") { join(folder, t) } else { t.into() },
                 );
+                text(node, "chip_file", |t| if Chip::is_file(t) { join(folder, t) } else { t.into() });
                 text(node, "compile_cache", |t| if matches!(t, "auto" | "off") { t.into() } else { join(folder, t) });
             }
             "serve" => {

@@ -16,7 +16,7 @@ use crate::sampling::schedules::{BetaSchedule, ScheduleKind};
 use crate::sampling::{SamplerKind, SamplerOptions, StepDraws};
 use crate::weights::MergeOrder;
 
-/// The layout that `Config::resolve_auto_layout` decides.
+/// The layout that is decided for the devices that are there.
 pub const AUTO: &str = "auto";
 
 /// Default of `negative_prompt`.
@@ -54,8 +54,8 @@ with_defaults! {
         pub vocoder: Vocoder = Vocoder::default(),
         /// The devices; null takes the layout's own mesh.
         pub mesh: Option<Mesh> = None,
-        /// How tensors are spread over the mesh: a YAML file, or the name of one that is shipped; auto takes what was
-        /// measured as the fastest for the devices that are there, on CUDA all of them, elsewhere one.
+        /// How tensors are spread over the mesh: a YAML file, or the name of one that is shipped; auto takes the
+        /// shipped one that is predicted as the fastest for the devices that are there, of those that fit.
         pub layout: String = AUTO.into(),
         /// The device and how it computes.
         pub runtime: Runtime = Runtime::default(),
@@ -96,6 +96,11 @@ with_defaults! {
         pub weights: WeightSource = WeightSource::File,
         /// Of random weights.
         pub weights_seed: u64 = 0,
+        /// Of random weights: only so many of the transformer's blocks, the first ones, to measure layouts in less time and
+        /// memory; null for all.
+        #[schemars(range(min = 1))]
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub blocks: Option<usize> = None,
         /// LoRAs of the transformer, applied in order.
         pub loras: Vec<Lora> = Vec::new(),
         /// Where merging LoRAs into the weights rounds. Official: as Lightricks' loader; diffusers: as its `fuse_lora`;
@@ -795,6 +800,9 @@ with_defaults! {
         /// GiB of each device's memory that a run may take; null for what the device says is free.
         #[schemars(range(min = 0))]
         pub memory_limit: Option<f64> = None,
+        /// Chip that times are predicted with, for `layout: auto` and reports: a name or a TOML file; null for the device's.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub chip_file: Option<String> = None,
         /// Where compiled programs are kept: off, a folder, or auto for the user's cache folder.
         pub compile_cache: String = "auto".into(),
         /// Compiler options by name, for every program.
@@ -802,6 +810,9 @@ with_defaults! {
         /// TPU: arguments that libtpu reads at its start, such as `--xla_tpu_scoped_vmem_limit_kib=65536`; what
         /// `LIBTPU_INIT_ARGS` of the environment says holds over them.
         pub libtpu_init_args: String = String::new(),
+        /// How long an execution or a transfer may take before the process ends with exit code 1, since the device hangs; also how
+        /// long a new plugin file may take to load (auto: ten minutes).
+        pub watchdog: Watchdog = Watchdog::Word(WatchdogWord::Auto),
         /// Several processes, one a host.
         pub distributed: Distributed = Distributed::default(),
     }
@@ -830,6 +841,27 @@ with_defaults! {
         #[schemars(range(min = 1, max = 86400))]
         pub start_timeout: u64 = 600,
     }
+}
+
+/// Limit of a wait for a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub enum Watchdog {
+    /// Chosen by the program, or none.
+    Word(WatchdogWord),
+    /// Seconds, whatever is waited for.
+    Seconds(#[schemars(range(min = 1, max = 604_800))] u64),
+}
+
+/// The words of `runtime.watchdog`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum WatchdogWord {
+    /// Ten times the longest that the program has taken so far, before its first end ten times the predicted time; a minute
+    /// at least, of a first execution and among several processes ten.
+    Auto,
+    /// No limit.
+    Off,
 }
 
 /// Which weights stay on the devices.

@@ -64,13 +64,81 @@ pub(super) fn beside(path: &Path, suffix: &str) -> Result<NamedTempFile> {
     Ok(file)
 }
 
+/// The calls by which a file gets its bytes and then its name.
+trait Calls {
+    fn write(&mut self, bytes: &[u8]) -> Result<()>;
+    /// The bytes are on the disk when it ends.
+    fn sync_file(&mut self) -> Result<()>;
+    fn rename(&mut self) -> Result<()>;
+    /// The name is on the disk when it ends.
+    fn sync_folder(&mut self) -> Result<()>;
+}
+
+/// Gives a file bytes and its name, in the order that leaves it whole, or what had the name before, if the machine stops at any
+/// moment.
+fn replace_by(calls: &mut impl Calls, parts: &[&[u8]]) -> Result<()> {
+    parts.iter().try_for_each(|part| calls.write(part))?;
+    calls.sync_file()?;
+    calls.rename()?;
+    calls.sync_folder()
+}
+
+/// A temporary file beside the one that it becomes.
+struct Beside<'a> {
+    /// None once it has its name.
+    file: Option<NamedTempFile>,
+    path: &'a Path,
+    /// Whether a file that has the name is replaced; else it stays and is an error.
+    replace: bool,
+}
+
+impl Beside<'_> {
+    fn file(&mut self) -> Result<&mut NamedTempFile> {
+        let gone = || std::io::Error::other("the temporary file has its name already");
+        self.file.as_mut().ok_or_else(|| Error::io("write", self.path)(gone()))
+    }
+}
+
+impl Calls for Beside<'_> {
+    fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        let path = self.path;
+        let (first, rest) = bytes.split_at(bytes.len() / 2);
+        self.file()?.write_all(first).map_err(Error::io("write", path))?;
+        failpoint::reach("write", name(path));
+        self.file()?.write_all(rest).map_err(Error::io("write", path))
+    }
+
+    fn sync_file(&mut self) -> Result<()> {
+        let path = self.path;
+        self.file()?.as_file().sync_all().map_err(Error::io("write", path))
+    }
+
+    fn rename(&mut self) -> Result<()> {
+        failpoint::reach("rename", name(self.path));
+        let Some(file) = self.file.take() else { return Ok(()) };
+        let named = if self.replace { file.persist(self.path) } else { file.persist_noclobber(self.path) };
+        named.map(drop).map_err(|e| Error::io("rename the finished file to", self.path)(e.error))
+    }
+
+    fn sync_folder(&mut self) -> Result<()> {
+        let folder = folder(self.path);
+        sync_folder(&folder).map_err(Error::io("write", &folder))
+    }
+}
+
+/// Waits until the names in a folder are on the disk. Some file systems have no such call, and some folders may be written to and
+/// not read: names are on the disk a little later there.
+pub(crate) fn sync_folder(folder: &Path) -> std::io::Result<()> {
+    use std::io::ErrorKind::{InvalidInput, PermissionDenied, Unsupported};
+    match std::fs::File::open(folder).and_then(|folder| folder.sync_all()) {
+        Err(e) if matches!(e.kind(), InvalidInput | PermissionDenied | Unsupported) => Ok(()),
+        other => other,
+    }
+}
+
 /// Gives the temporary file its name; a file that has it is replaced, or stays and is an error.
 pub(super) fn persist(file: NamedTempFile, path: &Path, replace: bool) -> Result<()> {
-    // What is behind a name survives a machine that stops at once.
-    file.as_file().sync_all().map_err(Error::io("write", path))?;
-    failpoint::reach("rename", name(path));
-    let named = if replace { file.persist(path) } else { file.persist_noclobber(path) };
-    named.map(drop).map_err(|e| Error::io("rename the finished file to", path)(e.error))
+    replace_by(&mut Beside { file: Some(file), path, replace }, &[])
 }
 
 /// Whether a file can be made at `path`, its parents created: said before hours of work instead of after.
@@ -88,12 +156,7 @@ pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
 
 /// [`write_atomically`], where a file that has the name by then may stay, which is an error.
 pub(super) fn write(path: &Path, bytes: &[u8], replace: bool) -> Result<()> {
-    let mut file = beside(path, ".part")?;
-    let (first, rest) = bytes.split_at(bytes.len() / 2);
-    file.write_all(first).map_err(Error::io("write", path))?;
-    failpoint::reach("write", name(path));
-    file.write_all(rest).map_err(Error::io("write", path))?;
-    persist(file, path, replace)
+    replace_by(&mut Beside { file: Some(beside(path, ".part")?), path, replace }, &[bytes])
 }
 
 #[cfg(test)]
@@ -109,6 +172,83 @@ mod tests {
         assert!(under_way.path().exists());
         remove_temporaries();
         assert!(!under_way.path().exists() && path.exists());
+    }
+
+    /// A call, as a file system sees it.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    enum Call {
+        Write(usize),
+        SyncFile,
+        Rename,
+        SyncFolder,
+    }
+
+    /// Calls in the order in which they came.
+    struct Recorded(Vec<Call>);
+
+    impl Calls for Recorded {
+        fn write(&mut self, bytes: &[u8]) -> Result<()> {
+            self.0.push(Call::Write(bytes.len()));
+            Ok(())
+        }
+
+        fn sync_file(&mut self) -> Result<()> {
+            self.0.push(Call::SyncFile);
+            Ok(())
+        }
+
+        fn rename(&mut self) -> Result<()> {
+            self.0.push(Call::Rename);
+            Ok(())
+        }
+
+        fn sync_folder(&mut self) -> Result<()> {
+            self.0.push(Call::SyncFolder);
+            Ok(())
+        }
+    }
+
+    /// States of the name after the machine stopped when these calls had been made: none is the file that had it before, else the
+    /// bytes of the new one. Bytes that were not synced are there in part, or not at all.
+    fn after_a_stop(made: &[Call]) -> Vec<Option<usize>> {
+        let since = |call: Call| made.iter().rposition(|one| *one == call);
+        let (mut written, mut safe) = (0, 0);
+        for call in made {
+            match call {
+                Call::Write(bytes) => written += bytes,
+                Call::SyncFile => safe = written,
+                Call::Rename | Call::SyncFolder => {}
+            }
+        }
+        let Some(renamed) = since(Call::Rename) else { return vec![None] };
+        let is_kept = since(Call::SyncFolder).is_some_and(|synced| synced > renamed);
+        (safe..=written).map(Some).chain((!is_kept).then_some(None)).collect()
+    }
+
+    /// Whether the file is whole or the one before, wherever the machine stops, and there when the calls have ended.
+    fn survives(calls: &[Call], bytes: usize) -> bool {
+        let is_right = |state: &Option<usize>| state.is_none_or(|left| left == bytes);
+        let everywhere = (0..=calls.len()).flat_map(|n| after_a_stop(&calls[..n])).all(|state| is_right(&state));
+        everywhere && after_a_stop(calls) == [Some(bytes)]
+    }
+
+    #[test]
+    fn a_machine_that_stops_at_any_call_leaves_a_whole_file_or_the_one_before() {
+        let mut recorded = Recorded(Vec::new());
+        replace_by(&mut recorded, &[b"abc", b"de"]).unwrap();
+        let calls = recorded.0;
+        assert_eq!(calls.iter().filter(|call| matches!(call, Call::Write(_))).count(), 2);
+        assert!(survives(&calls, 5), "{calls:?}");
+        // Each call is needed, in its place.
+        for n in 0..calls.len() {
+            let without = [&calls[..n], &calls[n + 1..]].concat();
+            assert!(!survives(&without, 5), "without {:?}", calls[n]);
+        }
+        for n in 1..calls.len() - 1 {
+            let mut swapped = calls.clone();
+            swapped.swap(n, n + 1);
+            assert!(!survives(&swapped, 5), "{swapped:?}");
+        }
     }
 
     #[test]

@@ -35,6 +35,7 @@ mod wav;
 mod yuv;
 
 pub use aac::AAC_RATES;
+pub(crate) use atomic::sync_folder;
 pub use atomic::{check_writable, remove_temporaries, write_atomically};
 pub use audio::Audio;
 pub(crate) use clip::probe_mp4;
@@ -49,6 +50,7 @@ pub use image_file::{covering, read_image};
 pub use long::{LongHashes, LongMp4};
 pub use mp4::{write_encoded_mp4, write_frames_of, write_mp4};
 pub use options::{EncoderChoice, Mp4Options};
+pub(crate) use png::png_frame_path;
 pub use png::{png_bytes, read_png, read_png_frames, write_png, write_png_frames, write_png_frames_from};
 pub use rate::FrameRate;
 pub use round_trip::{ImageH264, RoundTrip};

@@ -19,11 +19,16 @@ pub fn write_png_frames(dir: &Path, frames: &Frames) -> Result<Vec<PathBuf>> {
 pub fn write_png_frames_from(dir: &Path, frames: &Frames, first: usize) -> Result<Vec<PathBuf>> {
     (0..frames.count())
         .map(|i| {
-            let path = dir.join(format!("frame_{:05}.png", first + i));
+            let path = png_frame_path(dir, first + i);
             write_png(&path, frames, i)?;
             Ok(path)
         })
         .collect()
+}
+
+/// The file of a video's frame, counted from 0.
+pub(crate) fn png_frame_path(dir: &Path, frame: usize) -> PathBuf {
+    dir.join(format!("frame_{frame:05}.png"))
 }
 
 /// Writes frame `index` to `path`; parents are created.

@@ -3,9 +3,10 @@
 
 mod bytes;
 
+use std::cell::Cell;
 use std::panic::{self, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Once;
 
 use serde_json::{Map, Value, json};
 
@@ -210,13 +211,22 @@ fn model(file: &Path, text: &[u8]) -> Result<tokenizers::Tokenizer, TokenizerErr
 
 /// The library's answer, or what it panicked with: on damaged files it does, and a file is no reason to end a process.
 fn contained<T>(call: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
-    // One at a time: the hook that would print the panic is the whole process's.
-    static ALONE: Mutex<()> = Mutex::new(());
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let hook = panic::take_hook();
-    panic::set_hook(Box::new(|_| ()));
+    thread_local! {
+        static IS_CONTAINED: Cell<bool> = const { Cell::new(false) };
+    }
+    // The hook that prints panics is the whole process's: it stays, and says nothing of this thread's while the call lasts.
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        let others = panic::take_hook();
+        panic::set_hook(Box::new(move |info| {
+            if !IS_CONTAINED.get() {
+                others(info);
+            }
+        }));
+    });
+    IS_CONTAINED.set(true);
     let answer = panic::catch_unwind(AssertUnwindSafe(call));
-    panic::set_hook(hook);
+    IS_CONTAINED.set(false);
     answer.unwrap_or_else(|payload| {
         let words = payload.downcast_ref::<String>().map(String::as_str).or(payload.downcast_ref::<&str>().copied());
         Err(words.unwrap_or("the tokenizers library panicked").to_string())

@@ -1,6 +1,6 @@
 //! Parameters and placements of a program, as loading, random initialisation, counts and reports read them.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::layout::Axis;
 use crate::hlo::{DType, Sharding, Type};
@@ -120,7 +120,7 @@ pub struct Placement {
 }
 
 /// Role of a placed tensor in its program.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Role {
     /// A parameter that is computed with as it is stored.

@@ -14,7 +14,7 @@ use clap::builder::PossibleValue;
 
 use super::bench_report::{BenchReport, HostDevice, OutputCheck, ProgramInfo, ProgramTiming};
 use super::synthetic::{SyntheticInputs, normal};
-use crate::analysis::{self, Module};
+use crate::analysis::{self, Chip, Module};
 use crate::config::{Config, Job};
 use crate::models::diffusion_decoder::noise_shape;
 use crate::models::pixels::Pixels;
@@ -31,7 +31,7 @@ use crate::pipeline::prompts::tokens;
 use crate::pipeline::report::peak_memory;
 use crate::pipeline::runner::Runner;
 use crate::pipeline::session::Session;
-use crate::pipeline::{PipelineError, Result};
+use crate::pipeline::{PipelineError, Result, setup};
 use crate::request::{Request, Shapes, UpsamplingStep, upsampling_steps};
 use crate::runtime::processes::Group;
 use crate::runtime::{Executable, PeakMatmul, ShardedTensor, peak_matmul};
@@ -158,6 +158,8 @@ struct Bench<'a> {
     first: Request,
     second: Option<Request>,
     synthetic: SyntheticInputs<'a>,
+    /// Figures that times are predicted with, where they are known.
+    chip: Option<Chip>,
     done: BTreeMap<String, ProgramTiming>,
 }
 
@@ -172,7 +174,8 @@ impl<'a> Bench<'a> {
         let (first, second) = request.passes();
         let synthetic = SyntheticInputs::new(request, &runner.build.layout)?;
         let (programs, done) = (Programs::of(config, None)?, BTreeMap::new());
-        Ok(Bench { request, options, matmul, runner, programs, first, second, synthetic, done })
+        let chip = setup::chip(config, &runner.executor.engine().toolchain().kind).ok();
+        Ok(Bench { request, options, matmul, runner, programs, first, second, synthetic, chip, done })
     }
 
     fn text_encoder(&mut self, kind: ProgramKind) -> Result<()> {
@@ -351,10 +354,12 @@ impl<'a> Bench<'a> {
         let stacked = self.programs.stacked(kind)?;
         let optimized = program.compiled().optimized_program().ok();
         let module = optimized.and_then(|o| Module::decode(&o.format, &o.bytes).ok());
+        let report = module.map(|m| analysis::report(&m, &program.mesh().axes, &stacked, self.chip.as_ref()));
         Ok(ProgramInfo {
             hash: program.hash().to_string(),
             compile_seconds: program.compile_time().as_secs_f64(),
-            flops: module.map(|m| analysis::report(&m, &program.mesh().axes, &stacked, None).step.flops),
+            flops: report.as_ref().map(|r| r.step.flops),
+            predicted: report.and_then(|r| r.predicted).map(|p| p.step / 1e3),
             parameter_bytes: self.runner.executor.parameter_bytes_of(program),
             memory: program.compiled().memory().ok(),
         })

@@ -74,6 +74,8 @@ pub(crate) struct ProgramInfo {
     /// Floating-point operations of matmuls and convolutions per run or step; none where the plugin does not return the
     /// optimized program.
     pub(crate) flops: Option<f64>,
+    /// Predicted seconds per run or step; none where the chip is unknown.
+    pub(crate) predicted: Option<f64>,
     /// Bytes of the parameters that it reads.
     pub(crate) parameter_bytes: usize,
     pub(crate) memory: Option<CompiledMemory>,

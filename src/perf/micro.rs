@@ -18,7 +18,7 @@ pub(crate) fn measure(config: &Config, runs: usize, command: &str) -> Result<Mea
     let versions = json!({
         "ltx2": env!("CARGO_PKG_VERSION"),
         "plugin": plugin.path().file_name().map(|name| name.to_string_lossy()),
-        "platform": client.platform_version().unwrap_or_default(),
+        "platform": client.platform_version(),
     });
     let engine = Engine::new(client, setup::engine_options(config));
     let source = Provenance {

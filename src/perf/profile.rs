@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::synthetic::{Denoising, SyntheticInputs};
-use crate::analysis::{Module, Trace, XSpace};
+use crate::analysis::{Comparison, Module, Trace, XSpace};
 use crate::config::{Config, Job};
 use crate::media::write_atomically;
 use crate::pipeline::executor::Executor;
@@ -17,6 +17,7 @@ use crate::pipeline::options::GenerateOptions;
 use crate::pipeline::processes;
 use crate::pipeline::programs::ProgramKind;
 use crate::pipeline::session::Session;
+use crate::pipeline::setup;
 use crate::pipeline::{PipelineError, Result};
 use crate::pjrt::{Error, ProfileOptions, Profiler};
 use crate::runtime::processes::{Group, host};
@@ -39,10 +40,12 @@ pub(crate) struct Profile {
     pub(crate) flags: Vec<String>,
     pub(crate) xplane: PathBuf,
     pub(crate) trace: Trace,
+    /// Predicted against traced time, where the chip is known.
+    pub(crate) comparison: Option<Comparison>,
 }
 
 /// Traces `steps` denoising steps of a configuration's first video after a warm-up, and writes the trace below `folder`
-/// where TensorBoard looks for it: `plugins/profile/RUN/HOST.xplane.pb`.
+/// where TensorBoard looks for it: `plugins/profile/RUN/HOST.xplane.pb`. Times are predicted by the configuration's chip, else by the device's.
 ///
 /// # Errors
 /// A plugin without a profiler, before anything is loaded; more steps than the configuration has; errors of model, request
@@ -94,19 +97,29 @@ pub(crate) fn profile(
         processes::wait_for_all(group)?;
     }
     let platform = runner.executor.engine().platform().to_owned();
+    let mesh = &runner.build.layout.mesh;
+    let device = runner.executor.engine().own_device().kind().to_string();
+    let comparison = match setup::chip(config, &device) {
+        Ok(chip) => Comparison::of_space(&space, &trace, &mesh.axes, &chip),
+        Err(e) => {
+            tracing::warn!("no times are predicted: {e}");
+            None
+        }
+    };
     let own =
         flags::for_traces(&platform).into_iter().filter(|(name, _)| !config.runtime.xla_flags.contains_key(*name));
     Ok(Profile {
         flags: own.map(|(name, value)| format!("{name}={value}")).collect(),
         platform,
-        device: runner.executor.engine().own_device().kind().to_string(),
-        devices: runner.build.layout.mesh.devices(),
+        device,
+        devices: mesh.devices(),
         versions: session.versions,
         model: runner.model.identity()?,
         config: config.effective(&job.prompt, job.seed),
         hash: denoising.program().hash().to_string(),
         xplane: file,
         trace,
+        comparison,
     })
 }
 

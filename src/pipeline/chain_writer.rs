@@ -13,8 +13,8 @@ use super::model::Model;
 use super::options::GenerateOptions;
 use super::report::RunReport;
 use super::text_to_video::Generated;
-use super::writer::{Finished, Written, place_of, write_sidecar};
-use crate::config::{Config, Job};
+use super::writer::{Failures, Finished, Outcome, Written, place_of, write_sidecar};
+use crate::config::{Config, Job, sidecar_path};
 use crate::media::{Frames, LongMp4, Mp4Options, WavFormat, write_png_frames_from};
 use crate::request::Request;
 use crate::runtime::{Span, SpanKind};
@@ -40,6 +40,10 @@ struct Video<'a> {
     file: Option<LongMp4>,
     /// Frames that are in the file.
     frames: usize,
+    /// Of files beside it; none of the others is kept back by one.
+    failures: Failures,
+    /// Whether frames are written one by one.
+    saves_frames: bool,
 }
 
 impl<'a> ChainWriter<'a> {
@@ -65,6 +69,8 @@ impl<'a> ChainWriter<'a> {
             join: Join::new(chain, model, first.frame_rate),
             file: None,
             frames: 0,
+            failures: Failures::default(),
+            saves_frames: config.output.save_frames.is_some(),
         });
         Ok(ChainWriter { config, options, videos: videos.collect(), timings: Vec::new(), steps: 0, last: None })
     }
@@ -98,22 +104,24 @@ impl<'a> ChainWriter<'a> {
     ///
     /// # Errors
     /// A file that cannot be written.
-    pub(super) fn finish(
-        self,
-        executor: &Executor,
-        made: Duration,
-        sidecar: impl Fn(&Job) -> Value,
-    ) -> Result<Vec<Written>> {
-        let Some(last) = self.last else { return Ok(Vec::new()) };
+    pub(super) fn finish(self, executor: &Executor, made: Duration, sidecar: impl Fn(&Job) -> Value) -> Vec<Outcome> {
+        let Some(last) = self.last else { return Vec::new() };
         let summary = Generated { timings: self.timings, steps: self.steps, ..last };
         let (config, several) = (self.config, self.options.jobs.len() > 1);
-        let each = self.videos.into_iter().map(|Video { job, path, file, .. }| {
+        let each = self.videos.into_iter().map(|Video { job, path, file, mut failures, .. }| {
             let since = Instant::now();
             let file = file.expect("a chain has clips");
             if let Some(asked) = &config.output.save_audio {
-                file.write_wav(&place_of(asked, path, "wav", several), WavFormat::Pcm16)?;
+                let written = file.write_wav(&place_of(asked, path, "wav", several), WavFormat::Pcm16);
+                failures.add(written.map_err(PipelineError::from));
             }
-            let hashes = file.finish()?;
+            let hashes = match file.finish() {
+                Ok(hashes) => hashes,
+                Err(error) => {
+                    failures.add(Err(error.into()));
+                    return Outcome { written: None, failed: failures.first().err() };
+                }
+            };
             let span = Span::until_now(SpanKind::Write, "mp4", since);
             let (table, figures) = RunReport::of(&summary, executor, made).end(span);
             let video = Finished {
@@ -124,9 +132,9 @@ impl<'a> ChainWriter<'a> {
                 samples_sha256: hashes.samples,
             };
             if config.output.sidecar {
-                write_sidecar(sidecar(job), &video, &figures)?;
+                failures.add(write_sidecar(sidecar(job), &sidecar_path(path), &video, &figures));
             }
-            Ok(Written { video, table, figures })
+            Outcome { written: Some(Written { video, table, figures }), failed: failures.first().err() }
         });
         each.collect()
     }
@@ -136,9 +144,10 @@ impl Video<'_> {
     /// Writes what is whole of the video, as `clip` has rates.
     fn write(&mut self, config: &Config, options: &GenerateOptions, piece: Piece, clip: &Generated) -> Result<()> {
         let Piece { frames, sound } = piece;
-        if let Some(asked) = &config.output.save_frames {
+        if let Some(asked) = config.output.save_frames.as_ref().filter(|_| self.saves_frames) {
             let folder = place_of(asked, self.path, "", options.jobs.len() > 1);
-            write_png_frames_from(&folder, &frames, self.frames)?;
+            let written = write_png_frames_from(&folder, &frames, self.frames);
+            self.saves_frames = !self.failures.add(written.map(drop).map_err(PipelineError::from));
         }
         self.frames += frames.count();
         let file = match &mut self.file {

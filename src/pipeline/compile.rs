@@ -1,6 +1,7 @@
 //! `compile`: a program of a configuration, compiled for devices that need not be there, and what the compiler made of
 //! it.
 
+use super::layouts::{self, Devices, needed};
 use super::setup;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -17,7 +18,6 @@ use crate::pjrt::discover::Platform;
 use crate::pjrt::{CompiledMemory, Error};
 use crate::runtime::{
     CompileKey, CompileOutcome, Compiled, EngineOptions, ModuleStore, OpenTarget, RuntimeError, StoredModule, Target,
-    shards,
 };
 
 /// Blocks of the reduced program that stands for one that does not fit.
@@ -39,7 +39,7 @@ pub struct CompileOptions<'a> {
 }
 
 /// A program in the compile cache.
-#[derive(Clone, Debug, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub(crate) struct Saved {
     pub(crate) path: PathBuf,
     /// The file's size.
@@ -86,7 +86,7 @@ impl Compilation {
 }
 
 /// Bytes on a device.
-#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct Memory {
     pub(crate) arguments: i64,
     /// Results, those that take over arguments included.
@@ -94,10 +94,8 @@ pub struct Memory {
     /// Everything between.
     pub temporaries: i64,
     /// Machine code.
-    #[serde(default)]
     pub(crate) generated_code: i64,
     /// Results that take over arguments.
-    #[serde(default)]
     pub(crate) aliased: i64,
     /// Bytes that a run needs at once.
     pub(crate) total: i64,
@@ -120,7 +118,7 @@ impl Memory {
 }
 
 /// A program that is larger than the device.
-#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub(crate) struct Shortage {
     /// Bytes a device needs at least.
     pub(crate) needed: i64,
@@ -156,7 +154,7 @@ pub fn compile(config: &Config, options: &CompileOptions) -> Result<Compilation>
     programs.check_headers(config, options.kind)?;
     let machine = if options.save.is_some() { options.target.open_present() } else { options.target.open() };
     let machine = machine.map_err(RuntimeError::from)?;
-    Job { config: &resolved(config, &machine), options, machine: &machine, compiles: true, refused: false }
+    Job { config: &resolved(config, &machine)?, options, machine: &machine, compiles: true, refused: false }
         .compilation(&programs)
 }
 
@@ -166,7 +164,8 @@ pub fn compile(config: &Config, options: &CompileOptions) -> Result<Compilation>
 /// Those of [`compile`]; [`PipelineError::NotCompiled`] where there is no module.
 pub fn analyse(config: &Config, options: &CompileOptions, machine: &OpenTarget) -> Result<Compilation> {
     let programs = Programs::of(config, options.layers)?;
-    Job { config: &resolved(config, machine), options, machine, compiles: false, refused: false }.compilation(&programs)
+    Job { config: &resolved(config, machine)?, options, machine, compiles: false, refused: false }
+        .compilation(&programs)
 }
 
 /// Key of a configuration's compiled program: hashes of all that it depends on.
@@ -179,13 +178,19 @@ pub(crate) fn key(
     machine: &OpenTarget,
     modules: &ModuleStore,
 ) -> Result<CompileKey> {
-    let job = Job { config: &resolved(config, machine), options, machine, compiles: false, refused: false };
+    let job = Job { config: &resolved(config, machine)?, options, machine, compiles: false, refused: false };
     let network = job.network(&Programs::of(config, options.layers)?)?;
     job.key(&network, modules)
 }
 
-fn resolved(config: &Config, machine: &OpenTarget) -> Config {
-    setup::resolve(config, machine.target.platform().name(), machine.devices.len())
+/// The configuration with `layout: auto` decided for a target's devices.
+///
+/// # Errors
+/// Those of [`layouts::resolve`].
+pub(crate) fn resolved(config: &Config, machine: &OpenTarget) -> Result<Config> {
+    let (toolchain, chip) = (machine.toolchain(), machine.target.chip());
+    let count = machine.devices.len();
+    layouts::resolve(config, Devices { toolchain: &toolchain, count, capacity: machine.capacity, chip: chip.as_ref() })
 }
 
 struct Job<'a> {
@@ -337,7 +342,7 @@ impl Job<'_> {
             self.module(network, save)?;
         let memory = Memory::of(memory, self.machine.capacity);
         let keep = |(folder, executable): (&Path, Compiled)| -> std::result::Result<Saved, RuntimeError> {
-            let options = self.machine.compile_options(program, &self.engine_options(save));
+            let options = self.machine.known_options(program, &self.engine_options(save));
             let entry = self.machine.cache(folder)?.entry(kind.name(), program, &options);
             Ok(Saved { bytes: entry.save(&executable)?, path: entry.path().into() })
         };
@@ -421,22 +426,6 @@ impl Job<'_> {
         found.sort_by_key(|(_, bytes)| *bytes);
         Ok(found)
     }
-}
-
-/// Bytes of arguments and results on the device that holds most of them; a result that takes over an argument's memory
-/// needs none.
-pub(crate) fn needed(network: &Network) -> i64 {
-    let program = &network.program;
-    let mesh = &program.mesh;
-    let local = |ty: &crate::hlo::Type, sharding: Option<&crate::hlo::Sharding>| -> usize {
-        let sizes = shards(ty, mesh, sharding).into_iter().map(|p| p.size.iter().product::<usize>());
-        sizes.max().unwrap_or(0) * ty.dtype.size()
-    };
-    let donated: Vec<usize> = program.arguments.iter().filter_map(|a| a.donated_to).collect();
-    let arguments: usize = program.arguments.iter().map(|a| local(&a.ty, a.sharding.as_ref())).sum();
-    let results = program.results.iter().enumerate().filter(|(n, _)| !donated.contains(n));
-    let results: usize = results.map(|(_, r)| local(&r.ty, r.sharding.as_ref())).sum();
-    (arguments + results) as i64
 }
 
 /// Whether the compiler says so, now or in an earlier compilation.

@@ -89,6 +89,11 @@ impl ModelConfigs {
         ModelConfigs { layers: Some(layers), ..self }
     }
 
+    /// Number of blocks that the transformer is cut to.
+    pub(crate) fn blocks(&self) -> Option<usize> {
+        self.layers
+    }
+
     /// The same model with or without a limit of -1..1 between the vocoder's two stages, where it has two. Lightricks'
     /// code has it, diffusers has not; here it is on unless this says otherwise.
     #[must_use]
@@ -103,6 +108,7 @@ impl ModelConfigs {
             official: config.reference != Reference::Diffusers,
             decoder: config.model.decoder,
             pipeline: config.pipeline,
+            layers: config.model.blocks,
             ..self.with_vocoder_clamp(config.vocoder.stage1_clamp != Reference::Diffusers)
         }
     }
@@ -110,8 +116,15 @@ impl ModelConfigs {
     /// The transformer's.
     pub(crate) fn transformer(&self) -> Result<TransformerConfig> {
         let mut c = self.read(Component::Transformer, TransformerConfig::from_json)?;
-        c.num_layers = self.layers.unwrap_or(c.num_layers).min(c.num_layers);
-        Ok(c)
+        match (self.layers, c.num_layers) {
+            (Some(blocks), all) if blocks > all => {
+                Err(PipelineError::Usage(format!("model.blocks: {blocks}, this model has 1 to {all}")))
+            }
+            (blocks, all) => {
+                c.num_layers = blocks.unwrap_or(all);
+                Ok(c)
+            }
+        }
     }
 
     /// The text encoder's.

@@ -10,6 +10,7 @@ use super::executor::{Executor, Inputs};
 use crate::av::Av;
 use crate::models::Network;
 use crate::request::Request;
+use crate::runtime::watchdog::with_evaluations;
 use crate::runtime::{Executable, Outputs, ShardedTensor};
 use crate::sampling::MAX_STEPS;
 use crate::sampling::{Sampler, Schedule, StepNoise};
@@ -117,8 +118,9 @@ impl DenoiseLoop {
         noise: &mut CallNoise,
     ) -> Result<Inputs<'static>> {
         let ends = [("begin", range.start), ("end", range.end)];
+        let inputs = Inputs::default().for_evaluations(range.len());
         let range = ends.map(|(name, v)| (name.to_string(), Tensor::from(ndarray::arr0(v as i32))));
-        executor.give_all(self.program(), Inputs::default(), range.into_iter().chain(noise.draw()))
+        executor.give_all(self.program(), inputs, range.into_iter().chain(noise.draw()))
     }
 
     /// Runs the evaluations of a range on what `prepare` gave. The program takes over the memory of what is carried.
@@ -134,6 +136,7 @@ impl DenoiseLoop {
             Some(at) => carried.get(at),
             None => steps.get(name).or_else(|| self.call.input(name)).or_else(|| prepared.get(name)),
         };
+        let _evaluations = with_evaluations(steps.evaluations());
         let mut outputs = executor.run_with(self.program(), find)?;
         let take = |name: &String| {
             outputs.take(name).ok_or_else(|| PipelineError::Input(format!("the loop returned no '{name}'")))

@@ -24,6 +24,7 @@ use super::tensors::fixed;
 use crate::av::Av;
 use crate::failpoint;
 use crate::request::{Noising, Request, Shapes};
+use crate::runtime::watchdog::at_steps;
 use crate::runtime::{Outputs, ShardedTensor};
 use crate::sampling::denoise::DenoiseShape;
 use crate::tensor::Tensor;
@@ -249,6 +250,7 @@ impl Run<'_> {
                 return Err(PipelineError::Interrupted(of_steps, steps));
             }
             let end = (done + size).min(total);
+            let _at = at_steps(of_steps + 1, (end * steps).div_ceil(total), steps);
             tracing::debug!("{}: evaluations {} to {end} of {total}", pass.names.phase.name(), done + 1);
             let inputs = pass.steps_loop.steps(executor, done..end, &mut noise)?;
             let run = || pass.steps_loop.run(executor, prepared, &inputs, carried);

@@ -76,6 +76,16 @@ pub enum PipelineError {
     /// Not a number in a result.
     #[error("{0} hold values that are not finite; run with --dtype f32, or bisect with --dump")]
     NotFinite(String),
+    /// A file that a run would write and cannot.
+    #[error("{key}: {source}")]
+    Output {
+        /// Key or flag that asks for it.
+        key: &'static str,
+        source: crate::media::Error,
+    },
+    /// A disk without the room for what a run writes.
+    #[error("{0}")]
+    NoRoom(String),
     /// A video that is made and cannot be written.
     #[error("{source}; its frames and samples are kept in {}", kept.display())]
     Kept {

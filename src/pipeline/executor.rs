@@ -54,6 +54,8 @@ pub struct Executor {
 pub struct Inputs<'a> {
     owned: HashMap<String, ShardedTensor>,
     borrowed: HashMap<String, &'a ShardedTensor>,
+    /// Evaluations of a loop that they are for.
+    evaluations: Option<usize>,
 }
 
 impl<'a> Inputs<'a> {
@@ -67,6 +69,16 @@ impl<'a> Inputs<'a> {
     pub(crate) fn give(mut self, name: &str, buffer: ShardedTensor) -> Self {
         self.owned.insert(name.to_string(), buffer);
         self
+    }
+
+    /// The same for so many evaluations of a loop.
+    pub(crate) fn for_evaluations(self, count: usize) -> Self {
+        Inputs { evaluations: Some(count), ..self }
+    }
+
+    /// Evaluations of a loop that they are for, 1 where nothing is said.
+    pub(crate) fn evaluations(&self) -> usize {
+        self.evaluations.unwrap_or(1)
     }
 
     /// A buffer by name.

@@ -20,6 +20,7 @@ use super::error::{PipelineError, Result};
 use super::hashes;
 use super::model::Model;
 use super::options::{GenerateOptions, RunOptions};
+use super::outputs;
 use super::processes;
 use super::report::RunReport;
 use super::runner::Runner;
@@ -28,9 +29,9 @@ use super::session::Session;
 use super::sound_encoder::{given_sound, sound_of};
 use super::text_to_video::Generated;
 pub use super::writer::Finished;
-use super::writer::{Made, Writer, Written, write_json};
+use super::writer::{self, Failures, Made, Outcome, Writer, Written, write_json};
 use crate::config::{Config, FRAME_STEP, GivenAudio, Job, Pipeline, beyond_training};
-use crate::media::{self, Audio, Clip, ClipPart, Mp4Options};
+use crate::media::{Audio, Clip, ClipPart, Mp4Options};
 use crate::runtime::processes::Group;
 
 /// Steps between two looks at an interrupt, where no progress is shown.
@@ -62,7 +63,7 @@ pub fn generate(
     if let Some(group) = group {
         processes::compare(group, config, options)?;
     }
-    check_outputs(options)?;
+    outputs::check_places(config, options)?;
     // An ended run may have got as far as its video.
     let again: Vec<&PathBuf> = options.outputs.iter().filter(|path| options.resume && path.exists()).collect();
     let replaces = |path: &PathBuf| options.force || again.contains(&path);
@@ -70,6 +71,7 @@ pub fn generate(
     let model = Model::of(config)?;
     let requests = requests(config, options, &model)?;
     check_chain(&requests, options, config.output.audio)?;
+    outputs::check_room(config, options, &requests, model.sample_rate)?;
     let inputs = inputs(config)?;
     let mut started = Instant::now();
     let mut session = Session::start(config, model, group)?;
@@ -82,37 +84,43 @@ pub fn generate(
     let dump = options.dump.is_some();
     let mut run = RunOptions { chunk, dump, dump_steps, encode, ..RunOptions::default() };
 
-    let mut finished = Vec::new();
-    let mut perf = Vec::new();
+    let (mut finished, mut perf) = (Vec::new(), Vec::new());
+    // A file beside a video that cannot be written is an error at the end: the other videos are made.
+    let mut late = Failures::default();
     let size = videos_at_once(&session.runner.build.layout);
     let batches = options.jobs.chunks(size).zip(requests.chunks(size)).zip(options.outputs.chunks(size));
-    thread::scope(|scope| -> Result<()> {
+    let ended = thread::scope(|scope| -> Result<()> {
         let mut writer = Writer::new(scope, config, options);
-        let mut tell = |written: Vec<Written>, observer: &mut dyn Observer| {
+        let mut tell = |outcomes: Vec<Outcome>, observer: &mut dyn Observer| {
+            let (written, failed) = writer::sorted(outcomes, &mut late);
             for Written { video, table, figures } in written {
                 observer.finished(&video, &table);
                 finished.push(video);
                 perf.push(figures);
             }
+            failed
         };
         for ((jobs, requests), paths) in batches {
             let together = Together { jobs, requests, paths, inputs: &inputs };
-            run.saving = saving(config, options, &session.runner.model, jobs, &paths[0])?;
+            run.saving = match saving(config, options, &session.runner.model, jobs, &paths[0]) {
+                Ok(saving) => saving,
+                // Those before are written, whatever is wrong with the steps of these.
+                Err(error) => return tell(writer.wait(), observer).and(Err(error)),
+            };
+            let kept = run.saving.clone();
+            session.runner.executor.engine().watchdog().continues(move || kept.as_ref().and_then(Saving::continuation));
             if requests[0].chain.is_some() {
-                tell(chained(&mut session, options, &run, &together, started, &replaces, observer)?, observer);
+                tell(chained(&mut session, options, &run, &together, started, &replaces, observer)?, observer)?;
                 session.runner.executor.reset_set_up_time();
                 started = Instant::now();
                 continue;
             }
             let mut failed = None;
             let mut watch = |phase: Phase, done: usize, total: usize| {
-                match writer.ended() {
-                    Ok(written) => tell(written, observer),
-                    Err(error) => {
-                        // What was made before cannot be written: nor can this.
-                        failed = Some(error);
-                        return ControlFlow::Break(());
-                    }
+                if let Err(error) = tell(writer.ended(), observer) {
+                    // What was made before cannot be written: nor can this.
+                    failed = Some(error);
+                    return ControlFlow::Break(());
                 }
                 observer.progress(jobs, phase, done, total)
             };
@@ -121,7 +129,7 @@ pub fn generate(
             if let Some(error) = failed {
                 return Err(error);
             }
-            tell(writer.wait()?, observer);
+            tell(writer.wait(), observer)?;
             let videos = videos?;
             if first {
                 writer.start(to_be_written(&session, &together, videos, made, &replaces)?, run.saving.take());
@@ -129,17 +137,21 @@ pub fn generate(
             session.runner.executor.reset_set_up_time();
             started = Instant::now();
         }
-        tell(writer.wait()?, observer);
-        Ok(())
-    })?;
-    if let Some(path) = options.perf_json.as_ref().filter(|_| first) {
-        let all = if perf.len() == 1 { perf.remove(0) } else { json!({"videos": perf}) };
-        write_json(path, &all)?;
-    }
+        tell(writer.wait(), observer)
+    });
+    late.add(write_times(options.perf_json.as_ref().filter(|_| first), perf));
+    ended.and(late.first())?;
     if let Some(group) = group {
         processes::wait_for_all(group)?;
     }
     Ok(finished)
+}
+
+/// Writes the figures of videos, if there are any: those of one by themselves.
+fn write_times(path: Option<&PathBuf>, mut figures: Vec<Value>) -> Result<()> {
+    let Some(path) = path.filter(|_| !figures.is_empty()) else { return Ok(()) };
+    let all = if figures.len() == 1 { figures.remove(0) } else { json!({"videos": figures}) };
+    write_json(path, &all)
 }
 
 /// Where the steps of videos are kept, beside the first of them, and those of an ended run.
@@ -198,7 +210,7 @@ fn chained(
     started: Instant,
     replaces: &dyn Fn(&PathBuf) -> bool,
     observer: &mut dyn Observer,
-) -> Result<Vec<Written>> {
+) -> Result<Vec<Outcome>> {
     let Together { jobs, requests, paths, inputs } = together;
     let Session { config, runner, versions, first } = session;
     let files = first.then(|| ChainWriter::new(config, options, &runner.model, jobs, paths, &requests[0], replaces));
@@ -209,16 +221,11 @@ fn chained(
     let Some(files) = files else { return Ok(Vec::new()) };
     let model = runner.model.identity()?;
     let sidecar = |job: &Job| sidecar(config, job, &model, inputs, runner, versions);
-    let written = files.finish(&runner.executor, started.elapsed(), sidecar)?;
-    run.saving.iter().for_each(Saving::finish);
-    Ok(written)
-}
-
-/// Finds files that cannot be written before the model is opened.
-fn check_outputs(options: &GenerateOptions) -> Result<()> {
-    let (outputs, others) = (options.outputs.iter(), options.dump.iter().chain(&options.perf_json));
-    let mut named = outputs.chain(others).filter(|path| path.file_name().is_some());
-    Ok(named.try_for_each(|path| media::check_writable(path))?)
+    let outcomes = files.finish(&runner.executor, started.elapsed(), sidecar);
+    if outcomes.iter().all(|outcome| outcome.written.is_some()) {
+        run.saving.iter().for_each(Saving::finish);
+    }
+    Ok(outcomes)
 }
 
 /// The part of a given video that a configuration's requests take.

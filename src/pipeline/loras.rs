@@ -14,6 +14,15 @@ pub struct Loras {
     pub(super) order: MergeOrder,
 }
 
+/// Whether a configuration gives the two passes different LoRAs. Which tensors they update is in the files alone.
+pub(super) fn differ_by_pass(model: &config::Model) -> bool {
+    let [first, second] = [1, 2].map(|pass| {
+        let active = model.loras.iter().filter(|l| l.strength != 0.0 && l.stages.contains(&pass));
+        active.map(|l| (&l.path, l.strength.to_bits())).collect::<Vec<_>>()
+    });
+    first != second
+}
+
 impl Loras {
     /// Opens the files.
     ///

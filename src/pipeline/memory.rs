@@ -4,19 +4,20 @@
 use super::setup;
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::compile::needed;
-use super::error::{PipelineError, Result};
+use super::error::{PipelineError, Result, one_line};
 use super::executor::Executor;
+use super::layouts::needed;
 use super::programs::{ProgramKind, Programs, parameters};
 use super::residency::{Keep, work};
 use crate::config::{Chain, Config, NumFrames, Residency, Tiling, shipped_layouts};
 use crate::models::Network;
 use crate::nn::Build;
 use crate::runtime::processes::Group;
-use crate::runtime::{SpanKind, device_bytes};
+use crate::runtime::{During, RuntimeError, SpanKind, device_bytes};
 
 /// The part of free memory that is not planned with: allocators leave gaps, and results of one program wait for the next.
 const SPARE: f64 = 0.03;
@@ -40,14 +41,32 @@ struct Need {
     io: usize,
 }
 
+impl Need {
+    /// Bytes beside parameters, as far as they are known: arguments and results before it is compiled.
+    fn beside(&self) -> usize {
+        self.work.unwrap_or(self.io)
+    }
+}
+
 /// Bytes of a run on each device, by program and component.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
+    /// Configuration of the run.
+    config: Config,
     needs: Vec<Need>,
-    /// Parameters of each component, in bytes; twice where two passes have their own.
+    /// Parameters of each component, in bytes.
     components: BTreeMap<&'static str, usize>,
+    /// Bytes of those that each of two passes has for itself: the other pass' leave where there is no room.
+    of_other_pass: usize,
     /// Bytes of a device that may be used, where that is known.
     limit: Option<usize>,
+}
+
+/// A plan that is kept, and the parameters that stay on the devices by it.
+#[derive(Clone, Debug)]
+pub(crate) struct Planned {
+    plan: Rc<Plan>,
+    pub(crate) keep: Keep,
 }
 
 /// Arguments and results that are no parameters, in bytes on a device.
@@ -56,15 +75,19 @@ fn io(network: &Network) -> usize {
     usize::try_from(needed(network)).unwrap_or(0).saturating_sub(parameters)
 }
 
-/// Usable bytes of each device, as the devices report them. Processes that run together have one number, or they
-/// would run their programs in different orders.
-fn free(executor: &Executor, group: Option<&Arc<Group>>) -> Result<Option<usize>> {
-    let engine = executor.engine();
-    let memory = engine.devices().iter().filter_map(|d| d.memory().ok());
+/// Usable bytes of each device of this process, as the devices report them.
+fn free_here(executor: &Executor) -> Option<usize> {
+    let memory = executor.engine().devices().iter().filter_map(|d| d.memory().ok());
     // Parameters of earlier requests are counted with the run's own.
     let loaded = executor.parameter_bytes_of_device() as i64;
     let own = memory.filter_map(|m| Some(m.limit? - m.in_use + loaded)).min();
-    let own = own.map(|bytes| (bytes as f64 * (1.0 - SPARE)) as usize);
+    own.map(|bytes| (bytes as f64 * (1.0 - SPARE)) as usize)
+}
+
+/// Usable bytes of each device. Processes that run together have one number, or they would run their programs in different
+/// orders.
+fn free(executor: &Executor, group: Option<&Arc<Group>>) -> Result<Option<usize>> {
+    let (engine, own) = (executor.engine(), free_here(executor));
     match group {
         Some(group) => {
             let all = group.all_gather(&own.unwrap_or(usize::MAX).to_string())?;
@@ -91,43 +114,103 @@ impl Plan {
             Ok((kind, Arc::new(network)))
         };
         let networks = programs.kinds().map(write).collect::<Result<Vec<_>>>()?;
-        let mut components = parameters(networks.iter().map(|(_, network)| &**network));
-        components.iter_mut().filter(|(c, _)| executor.differs_by_pass(c)).for_each(|(_, bytes)| *bytes *= 2);
+        let components = parameters(networks.iter().map(|(_, network)| &**network));
+        let of_other_pass =
+            components.iter().filter(|(c, _)| executor.differs_by_pass(c)).map(|(_, bytes)| bytes).sum();
         let limit = match config.runtime.memory_limit {
             Some(gib) => Some((gib * f64::from(1 << 30)) as usize),
             None => free(executor, group)?,
         };
-        let all = components.values().sum::<usize>() as f64;
+        let all = (components.values().sum::<usize>() + of_other_pass) as f64;
         let engine = executor.engine();
         let are_cached = || networks.iter().all(|(kind, network)| engine.is_cached(kind.name(), &network.program));
         let takes = limit.map_or(0.0, |limit| all / limit as f64);
         let has_room = takes <= ROOMY || takes <= ROOMY_CACHED && are_cached();
         let has_room = has_room && config.runtime.residency != Residency::InTurn;
         executor.load_ahead(networks.iter().map(|(_, network)| network.clone()), has_room);
-        executor.compile_all(networks.iter().map(|(kind, network)| (kind.name(), &**network)))?;
-        let mut needs = Vec::new();
-        for (program, network) in &networks {
-            let compiled = executor.compile(program.name(), network)?;
+        let needs = networks.iter().map(|(program, network)| {
             let mut components: Vec<_> = network.params.iter().map(|p| p.component).collect();
             components.dedup();
-            needs.push(Need { program: *program, components, work: work(network, &compiled), io: io(network) });
+            Need { program: *program, components, work: None, io: io(network) }
+        });
+        let mut plan = Plan { config: config.clone(), needs: needs.collect(), components, of_other_pass, limit };
+        if let Err(error) = plan.compile(&networks, executor) {
+            // What programs need beside their arguments and results is not known yet.
+            return Err(plan.explain(error, None, executor, build));
         }
-        Ok(Plan { needs, components, limit })
+        Ok(plan)
+    }
+
+    /// Compiles the programs, which says what they need.
+    fn compile(&mut self, networks: &[(ProgramKind, Arc<Network>)], executor: &mut Executor) -> Result<()> {
+        executor.compile_all(networks.iter().map(|(kind, network)| (kind.name(), &**network)))?;
+        for (need, (program, network)) in self.needs.iter_mut().zip(networks) {
+            need.work = work(network, &*executor.compile(program.name(), network)?);
+        }
+        Ok(())
     }
 
     /// Bytes with every component loaded.
     fn all(&self) -> usize {
-        self.components.values().sum::<usize>() + self.needs.iter().filter_map(|n| n.work).max().unwrap_or(0)
+        self.components.values().sum::<usize>()
+            + self.of_other_pass
+            + self.needs.iter().filter_map(|n| n.work).max().unwrap_or(0)
     }
 
     /// Bytes of a program alone, as far as they are known.
     fn alone(&self, need: &Need) -> usize {
-        need.work.unwrap_or(0) + need.components.iter().filter_map(|c| self.components.get(c)).sum::<usize>()
+        need.beside() + need.components.iter().filter_map(|c| self.components.get(c)).sum::<usize>()
     }
 
     /// The program that needs most, loaded alone.
     fn largest(&self) -> Option<(&Need, usize)> {
         self.needs.iter().map(|n| (n, self.alone(n))).max_by_key(|(_, bytes)| *bytes)
+    }
+
+    /// The program that an error is about: by its name, by that of a component that it reads, else the largest.
+    fn need_of(&self, name: &str) -> Option<&Need> {
+        let is_meant =
+            |need: &&Need| need.program.name() == name || name.split(", ").any(|c| need.components.contains(&c));
+        self.needs.iter().filter(is_meant).max_by_key(|need| self.alone(need)).or(self.largest().map(|(need, _)| need))
+    }
+
+    /// An error of too little memory in the plan's words: what is needed, what is free, the cheapest change that fits. Others
+    /// stay as they are. `keep` is what stays on the devices, none before that is decided.
+    fn explain(&self, error: PipelineError, keep: Option<Keep>, executor: &Executor, build: &Build) -> PipelineError {
+        let PipelineError::Runtime(RuntimeError::OutOfMemory { during, name, source }) = &error else { return error };
+        let Some(need) = self.need_of(name) else { return error };
+        let (alone, least) = (self.alone(need), self.largest().map_or(0, |(_, bytes)| bytes));
+        // What was tried took more than there is, whatever the devices say.
+        let tried = match keep {
+            Some(Keep::All) => self.all(),
+            Some(Keep::Most(bytes)) => bytes.max(alone),
+            Some(Keep::OneComponent) | None => alone,
+        };
+        let too_much = (tried as f64 * (1.0 - SPARE)) as usize;
+        // As it was before anything was loaded.
+        let known = self.limit.or_else(|| free_here(executor));
+        let turns = tried > alone && least <= too_much.min(known.unwrap_or(usize::MAX));
+        let change = match turns {
+            true => Some("--set runtime.residency=in_turn".to_string()),
+            false => self.cheapest(executor, build, |one| match one == need.program {
+                true => too_much.min(known.unwrap_or(usize::MAX)),
+                false => known.unwrap_or(usize::MAX),
+            }),
+        };
+        let would =
+            if need.work.is_some() { WOULD_FIT } else { "needs less, as far as can be told without compiling it" };
+        let change = change.map_or_else(|| NOTHING_FITS.into(), |change| format!("{change} {would}"));
+        let mut needs = format!("{} needs {:.2} GiB a device", need.program.name(), gib(alone));
+        if tried > alone {
+            needs += &format!(" and {:.2} with what stays loaded", gib(tried));
+        }
+        let free =
+            known.map_or("what is free is not known".into(), |bytes| format!("{:.2} GiB may be used", gib(bytes)));
+        let what = if *during == During::Load { "parameters of " } else { "" };
+        let said = one_line(source);
+        PipelineError::TooLarge(format!(
+            "{during} {what}{name}: a device has too little memory: {needs}, {free}: {change}; the plugin says: {said}"
+        ))
     }
 
     /// Components that stay on the devices; none where the run has no room.
@@ -146,7 +229,7 @@ impl Plan {
     pub(crate) fn table(&self) -> String {
         let mut text = String::from("memory a device           parameters GiB   beside them\n");
         for need in &self.needs {
-            let (name, parameters) = (need.program.name(), gib(self.alone(need) - need.work.unwrap_or(0)));
+            let (name, parameters) = (need.program.name(), gib(self.alone(need) - need.beside()));
             let work = need.work.map_or("unknown".to_string(), |work| format!("{:.3}", gib(work)));
             // Writing to a String cannot fail.
             let _ = writeln!(text, "  {name:<24}{parameters:>14.3}{work:>14}");
@@ -174,32 +257,79 @@ pub(crate) fn plan(
     executor: &mut Executor,
     build: &Build,
     group: Option<&Arc<Group>>,
-) -> Result<Keep> {
+) -> Result<Planned> {
     let plan = Plan::of(config, programs, executor, build, group)?;
     tracing::debug!("{}", plan.table());
-    let residency = config.runtime.residency;
-    match plan.keep(residency) {
-        Some(keep) => Ok(keep),
-        None => Err(PipelineError::TooLarge(shortage(&plan, config, executor, build))),
+    match plan.keep(config.runtime.residency) {
+        Some(keep) => Ok(Planned { plan: Rc::new(plan), keep }),
+        None => Err(PipelineError::TooLarge(plan.shortage(executor, build))),
+    }
+}
+
+impl Planned {
+    /// An error of a run by this plan; of too little memory in the plan's words.
+    pub(crate) fn explain(&self, error: PipelineError, executor: &Executor, build: &Build) -> PipelineError {
+        self.plan.explain(error, Some(self.keep), executor, build)
     }
 }
 
 /// Tilings that are proposed, as they are set, with their overlaps: the default, and one of the diffusion decoder.
 const TILINGS: [(&str, usize, usize); 2] = [("", 64, 24), ("overlap: 160, frame_overlap: 40", 160, 40)];
 
-/// Message of a run that does not fit: the missing bytes, and the cheapest change that fits.
-fn shortage(plan: &Plan, config: &Config, executor: &Executor, build: &Build) -> String {
-    let limit = plan.limit.unwrap_or(usize::MAX);
-    let have = format!("{:.2} GiB a device may be used", gib(limit));
-    if config.runtime.residency == Residency::Resident && plan.keep(Residency::Auto).is_some() {
-        let all = gib(plan.all());
-        return format!("all parts together need {all:.2} GiB a device, {have}: set runtime.residency to auto");
+const WOULD_FIT: &str = "would fit, as far as can be told without compiling it";
+const NOTHING_FITS: &str = "no smaller tiles, shipped layout or number of frames fits; take more devices";
+
+impl Plan {
+    /// Message of a run that does not fit: the missing bytes, and the cheapest change that fits.
+    fn shortage(&self, executor: &Executor, build: &Build) -> String {
+        let limit = self.limit.unwrap_or(usize::MAX);
+        let have = format!("{:.2} GiB a device may be used", gib(limit));
+        if self.config.runtime.residency == Residency::Resident && self.keep(Residency::Auto).is_some() {
+            let all = gib(self.all());
+            return format!("all parts together need {all:.2} GiB a device, {have}: set runtime.residency to auto");
+        }
+        let Some((need, bytes)) = self.largest() else { return have };
+        let (name, work) =
+            (need.program.name(), need.work.map_or("unknown".to_string(), |work| format!("{:.2}", gib(work))));
+        let what =
+            format!("{name} needs {:.2} GiB a device ({work} of them beside its parameters), {have}", gib(bytes));
+        match self.cheapest(executor, build, |_| limit) {
+            Some(change) => format!("{what}: {change} {WOULD_FIT}"),
+            None => format!("{what}: {NOTHING_FITS}"),
+        }
     }
-    let Some((need, bytes)) = plan.largest() else { return have };
-    let (name, work) =
-        (need.program.name(), need.work.map_or("unknown".to_string(), |work| format!("{:.2}", gib(work))));
-    let what = format!("{name} needs {:.2} GiB a device ({work} of them beside its parameters), {have}", gib(bytes));
-    // Candidates, the cheapest first; what they need is estimate from this plan, not compiled.
+
+    /// The cheapest change, as flags, with which each program alone fits into its `limit` of bytes; what it needs is an estimate from
+    /// this plan, not compiled.
+    fn cheapest(&self, executor: &Executor, build: &Build, limit: impl Fn(ProgramKind) -> usize) -> Option<String> {
+        let fits = |change: &Config| {
+            let needs = self.estimate(change, executor, build);
+            needs.is_some_and(|needs| needs.into_iter().all(|(program, bytes)| bytes <= limit(program)))
+        };
+        candidates(&self.config).find(|(_, change)| fits(change)).map(|(flags, _)| flags)
+    }
+
+    /// Bytes of each of a changed configuration's programs alone: its parameters, and the work of today's program in the
+    /// proportion of the arguments and results that are not parameters.
+    fn estimate(&self, config: &Config, executor: &Executor, build: &Build) -> Option<Vec<(ProgramKind, usize)>> {
+        let engine = executor.engine();
+        let new = setup::build_for(config, engine.devices().len(), engine.toolchain()).ok()?;
+        if new.layout.mesh.devices() != build.layout.mesh.devices() {
+            return None;
+        }
+        let programs = Programs::of(config, None).ok()?;
+        let each = self.needs.iter().map(|need| {
+            let network = programs.network(need.program, &new).ok()?;
+            let own: usize = parameters([&network]).values().sum();
+            let ratio = io(&network) as f64 / need.io.max(1) as f64;
+            Some((need.program, own + (need.beside() as f64 * ratio) as usize))
+        });
+        each.collect()
+    }
+}
+
+/// Configurations that need less, the cheapest first, each with the flags that make it.
+fn candidates(config: &Config) -> impl Iterator<Item = (String, Config)> {
     let tiled = TILINGS.into_iter().filter(|_| config.runtime.tiling.is_none()).map(|(set, overlap, frame_overlap)| {
         let tiling = Tiling { overlap, frame_overlap, ..Tiling::default() };
         (format!("--set 'runtime.tiling={{{set}}}'"), changed(config, |c| c.runtime.tiling = Some(tiling)))
@@ -216,14 +346,7 @@ fn shortage(plan: &Plan, config: &Config, executor: &Executor, build: &Build) ->
         }
         None => (format!("--num-frames {n}"), changed(config, |c| c.request.num_frames = NumFrames::Count(n))),
     });
-    let found = tiled
-        .chain(layouts)
-        .chain(frames)
-        .find(|(_, change)| estimate(plan, change, executor, build).is_some_and(|bytes| bytes <= limit));
-    match found {
-        Some((change, _)) => format!("{what}: {change} would fit, as far as can be told without compiling it"),
-        None => format!("{what}: no smaller tiles, shipped layout or number of frames fits; take more devices"),
-    }
+    tiled.chain(layouts).chain(frames)
 }
 
 fn changed(config: &Config, change: impl FnOnce(&mut Config)) -> Config {
@@ -232,20 +355,36 @@ fn changed(config: &Config, change: impl FnOnce(&mut Config)) -> Config {
     config
 }
 
-/// Bytes of a changed configuration's largest program alone: its parameters, and the work of today's program in the
-/// proportion of the arguments and results that are not parameters.
-fn estimate(plan: &Plan, config: &Config, executor: &Executor, build: &Build) -> Option<usize> {
-    let engine = executor.engine();
-    let new = setup::build_for(config, engine.devices().len(), engine.toolchain()).ok()?;
-    if new.layout.mesh.devices() != build.layout.mesh.devices() {
-        return None;
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_other_pass_s_weights_leave_before_a_run_is_refused() {
+        let need = |program, components: &[&'static str], work| Need {
+            program,
+            components: components.to_vec(),
+            work: Some(work),
+            io: 1,
+        };
+        let needs = vec![
+            need(ProgramKind::TextEncoder, &["text_encoder"], 5),
+            need(ProgramKind::Denoise, &["transformer"], 10),
+        ];
+        let components = [("text_encoder", 60), ("transformer", 100)].into();
+        let plan = |limit| Plan {
+            config: Config::default(),
+            needs: needs.clone(),
+            components: BTreeMap::clone(&components),
+            of_other_pass: 100,
+            limit: Some(limit),
+        };
+        assert_eq!(plan(0).all(), 270);
+        assert_eq!(plan(270).keep(Residency::Auto), Some(Keep::All));
+        assert_eq!(plan(269).keep(Residency::Auto), Some(Keep::Most(269)));
+        // One transformer and its work.
+        assert_eq!(plan(110).keep(Residency::Auto), Some(Keep::Most(110)));
+        assert_eq!(plan(109).keep(Residency::Auto), None);
+        assert_eq!(plan(110).keep(Residency::InTurn), Some(Keep::OneComponent));
     }
-    let programs = Programs::of(config, None).ok()?;
-    let each = plan.needs.iter().map(|need| {
-        let network = programs.network(need.program, &new).ok()?;
-        let own: usize = parameters([&network]).values().sum();
-        let ratio = io(&network) as f64 / need.io.max(1) as f64;
-        Some(own + (need.work.unwrap_or(0) as f64 * ratio) as usize)
-    });
-    each.collect::<Option<Vec<_>>>()?.into_iter().max()
 }

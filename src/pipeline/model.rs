@@ -219,12 +219,18 @@ impl Model {
         let path = self.configs.origin().name();
         let found = match &self.weights {
             Weights::Files(source) => json!({"path": path, "fingerprint": source.fingerprint()?}),
-            Weights::Random(seed) => json!({
-                "path": path,
-                "weights": "random",
-                "weights_seed": seed,
-                "fingerprint": self.configs.origin().random_fingerprint(*seed)?,
-            }),
+            Weights::Random(seed) => {
+                let mut random = json!({
+                    "path": path,
+                    "weights": "random",
+                    "weights_seed": seed,
+                    "fingerprint": self.configs.origin().random_fingerprint(*seed)?,
+                });
+                if let Some(blocks) = self.configs.blocks() {
+                    random["blocks"] = json!(blocks);
+                }
+                random
+            }
         };
         Ok(self.identity.get_or_init(|| found).clone())
     }

@@ -16,11 +16,12 @@ use crate::pjrt::end_process;
 use crate::runtime::processes::{Group, Launch, LaunchOptions, Timeouts};
 
 /// Keys that may differ between processes: places on their hosts, and the processes' numbers and addresses.
-const OWN: [&str; 11] = [
+const OWN: [&str; 12] = [
     "/output",
     "/runtime/distributed",
     "/runtime/visible_devices",
     "/runtime/compile_cache",
+    "/runtime/watchdog",
     "/model/path",
     "/model/text_encoder",
     "/model/tokenizer",
@@ -52,9 +53,7 @@ pub fn together<T, E: Display + From<PipelineError>>(
     let timeouts =
         Timeouts { start: Duration::from_secs(asked.start_timeout), lost: Duration::from_secs(asked.timeout) };
     let end = |message: &str| {
-        // A full disk below stderr does not keep the process from its end.
-        let _ = writeln!(std::io::stderr(), "error: {message}");
-        media::remove_temporaries();
+        last_words(message);
         end_process(1)
     };
     let group = Arc::new(Group::join(&launch, timeouts, Box::new(end)).map_err(PipelineError::from)?);
@@ -65,6 +64,13 @@ pub fn together<T, E: Display + From<PipelineError>>(
         Err(error) => group.fail(&format!("failed: {error}")),
     }
     done
+}
+
+/// Says why this process ends at once, and removes what it was writing.
+pub(super) fn last_words(message: &str) {
+    // A full disk below stderr does not keep the process from its end.
+    let _ = writeln!(std::io::stderr(), "error: {message}");
+    media::remove_temporaries();
 }
 
 /// Compares what is asked for with the other processes.

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::batch::{decoder_draws, draws, videos_at_once};
 use super::configs::ModelConfigs;
 use super::error::{PipelineError, Result};
+use super::loras::differ_by_pass;
 use super::origin::{Origin, Weights};
 use super::parameters::check_files;
 use super::program_spec::ProgramSpec;
@@ -29,8 +30,7 @@ pub struct Programs {
     second: Option<Request>,
     /// Upsampling between them.
     upsample: Vec<Upsampling>,
-    /// Of temporal rounds, the second pass' at the canvas before the last one, and its largest tile.
-    rounds: Option<[Request; 2]>,
+    rounds: Option<Rounds>,
     /// The finished video's.
     output: Request,
     /// Whether both passes generate keyframes.
@@ -41,7 +41,19 @@ pub struct Programs {
     diffusion: bool,
     /// Videos that programs make at once at least.
     rows: usize,
+    /// Whether LoRAs give each pass a transformer of its own.
+    own_by_pass: bool,
     pub(crate) origin: String,
+}
+
+/// Temporal rounds behind two passes.
+struct Rounds {
+    /// The second pass' request at the canvas before the last one.
+    before: Request,
+    /// The largest tile's.
+    tile: Request,
+    /// Tiles of all rounds.
+    tiles: usize,
 }
 
 impl Programs {
@@ -66,12 +78,15 @@ impl Programs {
             };
             let rounds = request.dfr.as_ref().and_then(|dfr| {
                 let tile = dfr.largest_tile(last)?;
-                let frames = dfr.rounds().pop()?.canvas.frames.div_ceil(2);
-                Some([Request { num_frames: frames, conditions: Av::default(), ..last.clone() }, tile])
+                let rounds = dfr.rounds();
+                let frames = rounds.last()?.canvas.frames.div_ceil(2);
+                let before = Request { num_frames: frames, conditions: Av::default(), ..last.clone() };
+                Some(Rounds { before, tile, tiles: rounds.iter().map(|round| round.tiles.len()).sum() })
             });
             let keyframes = request.dfr.is_some();
             let upsample = request.refine.map_or(Vec::new(), |refine| refine.upsample);
             let (values, rows) = (false, 1);
+            let own_by_pass = second.is_some() && differ_by_pass(&config.model);
             Programs {
                 configs,
                 sizes,
@@ -84,6 +99,7 @@ impl Programs {
                 values,
                 diffusion,
                 rows,
+                own_by_pass,
                 origin,
             }
         };
@@ -114,6 +130,19 @@ impl Programs {
         Programs { rows, ..self }
     }
 
+    /// Loops of a run with their evaluations of the transformer, of `steps` in the first pass where the request lists no noise
+    /// levels. Each tile of a round counts as the largest one.
+    pub(crate) fn loops(&self, steps: usize) -> Vec<(ProgramKind, usize)> {
+        let listed = |request: &Request| request.sigmas.len().saturating_sub(1);
+        let steps = if listed(&self.first) == 0 { steps } else { listed(&self.first) };
+        let first = Some((ProgramKind::Denoise, self.first.sampler.evaluations(steps)));
+        let of = |second: &Request| (ProgramKind::Refine, second.sampler.evaluations(listed(second)));
+        let second = self.second.as_ref().map(of);
+        let of = |r: &Rounds| (ProgramKind::Round, r.tiles * r.tile.sampler.evaluations(listed(&r.tile)));
+        let rounds = self.rounds.as_ref().map(of);
+        first.into_iter().chain(second).chain(rounds).collect()
+    }
+
     /// Blocks of the transformer.
     pub fn layers(&self) -> usize {
         self.sizes.transformer.num_layers
@@ -136,13 +165,18 @@ impl Programs {
         self.kinds().try_for_each(|kind| self.network(kind, build).map(drop))
     }
 
-    /// Parameters of each component of a run, in bytes on a device.
+    /// Parameters of each component of a run, in bytes on a device: the transformer's twice where LoRAs give each pass its own,
+    /// since the other pass' stay on the devices (`Executor::enter`).
     ///
     /// # Errors
     /// What is wrong with the layout.
     pub fn parameters(&self, build: &Build) -> Result<BTreeMap<&'static str, usize>> {
         let networks: Result<Vec<Network>> = self.kinds().map(|kind| self.network(kind, build)).collect();
-        Ok(parameters(&networks?))
+        let mut each = parameters(&networks?);
+        if self.own_by_pass {
+            each.entry(Component::Transformer.folder()).and_modify(|bytes| *bytes *= 2);
+        }
+        Ok(each)
     }
 
     /// Whether latents are upsampled in time between two passes, or in space.
@@ -183,7 +217,7 @@ impl Programs {
     /// # Errors
     /// Sizes that the model does not take.
     pub(super) fn noise(&self) -> Result<Vec<Program>> {
-        let tile = self.rounds.as_ref().map(|[_, tile]| tile);
+        let tile = self.rounds.as_ref().map(|rounds| &rounds.tile);
         let passes = [Some(&self.first), self.second.as_ref(), tile].into_iter().flatten();
         let device = passes.filter(|request| request.noise == Noise::Device);
         let of_pass = |request: &Request| Ok(draws(&Shapes::of(&self.sizes, request)?, &self.sizes));
@@ -240,8 +274,8 @@ impl Programs {
         let request = match (row.sizes, &self.rounds) {
             (Sizes::First, _) | (Sizes::BeforeRound, None) => &self.first,
             (Sizes::Last, _) => last,
-            (Sizes::BeforeRound, Some([before, _])) => before,
-            (Sizes::Tile, Some([_, tile])) => tile,
+            (Sizes::BeforeRound, Some(rounds)) => &rounds.before,
+            (Sizes::Tile, Some(rounds)) => &rounds.tile,
             (Sizes::Tile, None) => {
                 let why = format!("program '{}' needs the pipeline dfr with dfr.temporal_rounds of 1 or 2", row.name);
                 return Err(PipelineError::Usage(why));

@@ -4,7 +4,9 @@ use std::collections::{BTreeSet, HashMap};
 use std::rc::Rc;
 
 use super::denoise_loop::DenoiseLoop;
+use super::error::PipelineError;
 use super::executor::Executor;
+use super::memory::Planned;
 use super::model::Model;
 use crate::media::{ImageH264, RoundTrip};
 use crate::nn::Build;
@@ -21,6 +23,8 @@ pub struct Runner {
     pub h264: ImageH264,
     /// The same once it is decided.
     pub(crate) round_trip: Option<RoundTrip>,
+    /// Plan of the devices' memory; none before a run is planned.
+    pub(super) planned: Option<Planned>,
     /// The last loop of each name, with what the requests that can share it have in common.
     pub(super) loops: HashMap<&'static str, SharedLoop>,
 }
@@ -35,7 +39,21 @@ pub(super) struct SharedLoop {
 impl Runner {
     /// Nothing compiled, nothing loaded.
     pub fn new(model: Model, executor: Executor, build: Build) -> Self {
-        Runner { model, executor, build, h264: ImageH264::Auto, round_trip: None, loops: HashMap::new() }
+        Runner { model, executor, build, h264: ImageH264::Auto, round_trip: None, planned: None, loops: HashMap::new() }
+    }
+
+    /// From here on, memory is used as it was planned.
+    pub(crate) fn follow(&mut self, planned: Planned) {
+        self.executor.keep(planned.keep);
+        self.planned = Some(planned);
+    }
+
+    /// An error of a run; of too little memory in the plan's words.
+    pub(super) fn explain(&self, error: PipelineError) -> PipelineError {
+        match &self.planned {
+            Some(planned) => planned.explain(error, &self.executor, &self.build),
+            None => error,
+        }
     }
 
     /// Drops loops of earlier requests.

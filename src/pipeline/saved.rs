@@ -23,7 +23,7 @@ use crate::tensor::Tensor;
 use crate::weights::Checkpoint;
 
 /// Settings that change no number of a result.
-const INDIFFERENT: [&str; 8] = [
+const INDIFFERENT: [&str; 9] = [
     "/output",
     "/sampler/progress_every",
     "/runtime/distributed",
@@ -32,6 +32,7 @@ const INDIFFERENT: [&str; 8] = [
     "/runtime/memory_limit",
     "/runtime/visible_devices",
     "/runtime/libtpu_init_args",
+    "/runtime/watchdog",
 ];
 
 /// Where and how often the steps of a batch of videos are kept.
@@ -261,7 +262,24 @@ impl Saving {
     /// Says where the steps of a run that ends are. A server's next start finds them by itself.
     pub(crate) fn tell(&self) {
         if self.server.is_none() {
-            tracing::info!("the steps are kept in {}; --resume goes on there", self.steps.display());
+            tracing::info!("{}", self.going_on());
+        }
+    }
+
+    fn going_on(&self) -> String {
+        format!("the steps are kept in {}; --resume goes on there", self.steps.display())
+    }
+
+    /// The same of a run that ends at any moment, if anything of it is kept then.
+    pub(crate) fn continuation(&self) -> Option<String> {
+        let clip = path_of_clip(&self.output, 0);
+        let is_own = |path: &Path| open(path, &self.identity).is_ok();
+        match self.server {
+            Some(_) => None,
+            None if is_own(&self.steps) => Some(self.going_on()),
+            None => {
+                is_own(&clip).then(|| format!("its clips are kept from {} on; --resume goes on there", clip.display()))
+            }
         }
     }
 

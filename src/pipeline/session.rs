@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use super::error::{PipelineError, Result};
 use super::executor::Executor;
+use super::layouts;
 use super::loras::Loras;
 use super::memory;
 use super::model::Model;
@@ -18,7 +19,7 @@ use super::parameters::check_files;
 use super::programs::Programs;
 use super::runner::Runner;
 use super::text_to_video::Generated;
-use crate::config::Config;
+use crate::config::{AUTO, Config};
 use crate::media::RoundTrip;
 use crate::nn::Build;
 use crate::request::Request;
@@ -74,8 +75,8 @@ impl Session {
     pub fn plan(&mut self, dump: bool, group: Option<&Arc<Group>>) -> Result<()> {
         let programs = Programs::of(&self.config, None)?.dumping(dump);
         let runner = &mut self.runner;
-        let keep = memory::plan(&self.config, &programs, &mut runner.executor, &runner.build, group)?;
-        runner.executor.keep(keep);
+        let planned = memory::plan(&self.config, &programs, &mut runner.executor, &runner.build, group)?;
+        runner.follow(planned);
         Ok(())
     }
 
@@ -147,18 +148,24 @@ impl Devices {
         let options = setup::platform_options(config, group.map(|group| &**group))?;
         let opening = Instant::now();
         let (plugin, client) = platform::open_with(&choice, &options)?;
-        let version = client.platform_version().unwrap_or_default();
         let versions = json!({
             "ltx2": env!("CARGO_PKG_VERSION"),
             "plugin": plugin.path().display().to_string(),
             "pjrt": format!("{}.{}", plugin.version().0, plugin.version().1),
-            "platform": version,
+            "platform": client.platform_version(),
         });
         let engine = Engine::among(client, engine_options, group.cloned());
         engine.timeline().add(SpanKind::Open, engine.platform(), opening, None);
         peers(&engine, group)?;
         let count = engine.devices().len();
-        let config = setup::resolve(config, engine.platform(), count);
+        let toolchain = engine.toolchain();
+        let chip = setup::chip(config, &toolchain.kind);
+        let decides = config.layout == AUTO && count > 1 && engine.platform() != "cpu";
+        if let (Err(why), true) = (&chip, decides) {
+            tracing::warn!("layouts are told apart by their collectives alone: {why}");
+        }
+        let (chip, capacity) = (chip.ok(), engine.own_device().memory().ok().and_then(|memory| memory.limit));
+        let config = layouts::resolve(config, layouts::Devices { toolchain, count, capacity, chip: chip.as_ref() })?;
         let build = setup::build_for(&config, count, engine.toolchain())?;
         whole_mesh(&config, &build, &engine)?;
         programs.check(&build)?;

@@ -1,18 +1,20 @@
 //! From a configuration to devices: how a platform is opened, how programs are built and compiled.
 
 use std::path::Path;
+use std::time::Duration;
 
 use super::error::{PipelineError, Result};
 use super::origin::Weights;
-use crate::config::{self, ActivationType, Config, Dtype, FlagValue, WeightType};
+use super::processes::last_words;
+use crate::analysis::Chip;
+use crate::config::{self, ActivationType, Config, Dtype, FlagValue, WatchdogWord, WeightType};
 use crate::hlo::DType;
 use crate::kernels::AttentionKernel;
 use crate::media::RoundTrip;
 use crate::nn::{Build, Lowering, Numerics, Quantization};
 use crate::pjrt::{CudaOptions, OptionValue};
-use crate::request;
 use crate::runtime::processes::Group;
-use crate::runtime::{EngineOptions, Toolchain, platform};
+use crate::runtime::{EngineOptions, Toolchain, WaitLimit, Watchdog, platform};
 
 /// How programs are built for a number of devices of a platform (`cpu`, `cuda`, `tpu`), whose plugin calls them `kind`.
 ///
@@ -51,9 +53,13 @@ pub(crate) fn build_for(config: &Config, devices: usize, toolchain: &Toolchain) 
     Ok(Build { lowering: Lowering { attention_may_be_refused: may_be_refused, ..build.lowering }, ..build })
 }
 
-/// The configuration with the layout decided for the devices that are there, where it leaves that open.
-pub(crate) fn resolve(config: &Config, platform: &str, devices: usize) -> Config {
-    config.resolve_auto_layout(platform, devices, request::branches(config).len())
+/// The chip that times are predicted with: the configuration's, else that of the devices.
+///
+/// # Errors
+/// A file that cannot be read; devices of a kind that no embedded file names.
+pub(crate) fn chip(config: &Config, device_kind: &str) -> std::result::Result<Chip, String> {
+    let own = config.chip()?;
+    own.map_or_else(|| Chip::of_device(device_kind).cloned().map_err(|e| e.to_string()), Ok)
 }
 
 /// The H.264 encoder of conditioning images, where there are such, and the configuration with it decided: a repetition
@@ -91,9 +97,19 @@ pub(crate) fn platform_options(config: &Config, group: Option<&Group>) -> Result
     let visible = config.runtime.visible_devices.clone().or(shared);
     Ok(platform::Options {
         node: group.map(Group::node),
+        trial: trial_limit(config),
         cpu_devices: Some(config.virtual_devices()?),
         cuda: CudaOptions { memory_fraction: fraction, visible_devices: visible, ..CudaOptions::default() },
     })
+}
+
+/// Time for the trial of a new plugin file, where the configuration sets one.
+fn trial_limit(config: &Config) -> Option<Duration> {
+    match config.runtime.watchdog {
+        config::Watchdog::Word(WatchdogWord::Auto) => None,
+        config::Watchdog::Word(WatchdogWord::Off) => Some(Duration::MAX),
+        config::Watchdog::Seconds(seconds) => Some(Duration::from_secs(seconds)),
+    }
 }
 
 /// How a platform multiplies the transformer's blocks.
@@ -141,5 +157,20 @@ pub(crate) fn engine_options(config: &Config) -> EngineOptions {
         compile_cache: config.compile_cache(),
         write_behind: None,
         traceable: false,
+        watchdog: watchdog(config),
     }
+}
+
+/// The watchdog over executions and transfers.
+fn watchdog(config: &Config) -> Watchdog {
+    let limit = match config.runtime.watchdog {
+        config::Watchdog::Word(WatchdogWord::Off) => return Watchdog::default(),
+        config::Watchdog::Word(WatchdogWord::Auto) => WaitLimit::Auto,
+        config::Watchdog::Seconds(seconds) => WaitLimit::Fixed(Duration::from_secs(seconds)),
+    };
+    let say = |message: &str, going_on: Option<&str>| {
+        going_on.iter().for_each(|line| tracing::info!("{line}"));
+        last_words(message);
+    };
+    Watchdog::new(limit, Box::new(say))
 }

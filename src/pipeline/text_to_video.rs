@@ -117,6 +117,16 @@ impl Runner {
         options: &RunOptions,
         watch: Watch,
     ) -> Result<Vec<Generated>> {
+        self.run_clips(requests, clip_ends, options, watch).map_err(|error| self.explain(error))
+    }
+
+    fn run_clips(
+        &mut self,
+        requests: &[Request],
+        clip_ends: Option<&mut ClipEnds>,
+        options: &RunOptions,
+        watch: Watch,
+    ) -> Result<Vec<Generated>> {
         let clock = Clock::start(&self.executor);
         let batch = Batch::new(requests, &self.build.layout)?.of_rows(options.rows);
         let dump = Dump::new(batch.asked(), options.dump);

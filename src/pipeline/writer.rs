@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 
-use super::error::{PipelineError, Result};
+use super::error::{PipelineError, Result, one_line};
 use super::options::GenerateOptions;
 use super::report::RunReport;
 use super::saved::Saving;
@@ -45,6 +45,59 @@ pub(crate) struct Made {
     pub(crate) generated: Generated,
 }
 
+/// A video's files after they were written: those that could be are there, whatever else failed.
+pub(crate) struct Outcome {
+    /// None where the video itself is not.
+    pub(super) written: Option<Written>,
+    pub(super) failed: Option<PipelineError>,
+}
+
+impl Outcome {
+    /// The video, with everything that was asked for beside it.
+    ///
+    /// # Errors
+    /// The first file that could not be written.
+    pub(crate) fn complete(self) -> Result<Written> {
+        match (self.written, self.failed) {
+            (Some(written), None) => Ok(written),
+            (_, Some(error)) => Err(error),
+            (None, None) => Err(PipelineError::Bug("a video was neither written nor did it fail".into())),
+        }
+    }
+}
+
+/// The videos that are written, and the error of the first that is not; `late` gets those of files beside videos.
+pub(super) fn sorted(outcomes: Vec<Outcome>, late: &mut Failures) -> (Vec<Written>, Result<()>) {
+    let (mut all, mut failures) = (Vec::new(), Failures::default());
+    for Outcome { written, failed } in outcomes {
+        let of = if written.is_some() { &mut *late } else { &mut failures };
+        of.add(failed.map_or(Ok(()), Err));
+        all.extend(written);
+    }
+    (all, failures.first())
+}
+
+/// Errors of files that are written one behind the other: the first is kept, the others are said.
+#[derive(Default)]
+pub(super) struct Failures(Option<PipelineError>);
+
+impl Failures {
+    /// Notes a result; whether it was an error.
+    pub(super) fn add(&mut self, result: Result<()>) -> bool {
+        let Err(error) = result else { return false };
+        match &self.0 {
+            Some(_) => tracing::warn!("{}", one_line(&error)),
+            None => self.0 = Some(error),
+        }
+        true
+    }
+
+    /// The first of them.
+    pub(super) fn first(self) -> Result<()> {
+        self.0.map_or(Ok(()), Err)
+    }
+}
+
 /// A video that is written, the table of its phases, and the same as JSON.
 pub(crate) struct Written {
     pub(crate) video: Finished,
@@ -57,7 +110,7 @@ pub(super) struct Writer<'scope, 'env> {
     scope: &'scope Scope<'scope, 'env>,
     config: &'env Config,
     options: &'env GenerateOptions,
-    batch: Option<ScopedJoinHandle<'scope, Result<Vec<Written>>>>,
+    batch: Option<ScopedJoinHandle<'scope, Vec<Outcome>>>,
 }
 
 impl<'scope, 'env> Writer<'scope, 'env> {
@@ -69,57 +122,98 @@ impl<'scope, 'env> Writer<'scope, 'env> {
         Writer { scope, config, options, batch: None }
     }
 
-    /// Begins to write videos that were made together; then their steps are needed no more. The batch before was waited for.
+    /// Begins to write videos that were made together; when all are, their steps are needed no more. The batch before was waited
+    /// for.
     pub(super) fn start(&mut self, batch: Vec<Made>, saving: Option<Saving>) {
         let (config, options) = (self.config, self.options);
         self.batch = Some(self.scope.spawn(move || {
             let write = |mut made: Made| made.write(config, options);
-            let written = batch.into_iter().map(write).collect::<Result<Vec<_>>>()?;
-            saving.iter().for_each(Saving::finish);
-            Ok(written)
+            let outcomes: Vec<Outcome> = batch.into_iter().map(write).collect();
+            if outcomes.iter().all(|outcome| outcome.written.is_some()) {
+                saving.iter().for_each(Saving::finish);
+            }
+            outcomes
         }));
     }
 
-    /// Videos that are written, if the thread has ended.
-    ///
-    /// # Errors
-    /// A file that cannot be written.
-    pub(super) fn ended(&mut self) -> Result<Vec<Written>> {
-        if self.batch.as_ref().is_some_and(ScopedJoinHandle::is_finished) { self.wait() } else { Ok(Vec::new()) }
+    /// Videos of the batch, if the thread has ended.
+    pub(super) fn ended(&mut self) -> Vec<Outcome> {
+        if self.batch.as_ref().is_some_and(ScopedJoinHandle::is_finished) { self.wait() } else { Vec::new() }
     }
 
-    /// Waits until all is written.
-    ///
-    /// # Errors
-    /// A file that cannot be written.
-    pub(super) fn wait(&mut self) -> Result<Vec<Written>> {
-        let Some(batch) = self.batch.take() else { return Ok(Vec::new()) };
+    /// Videos of the batch, once the thread has ended.
+    pub(super) fn wait(&mut self) -> Vec<Outcome> {
+        let Some(batch) = self.batch.take() else { return Vec::new() };
         batch.join().unwrap_or_else(|panic| resume_unwind(panic))
     }
 }
 
 impl Made {
-    /// Writes the video and what is asked for beside it. It may be called again after a failure.
-    ///
-    /// # Errors
-    /// A file that cannot be written.
-    pub(crate) fn write(&mut self, config: &Config, options: &GenerateOptions) -> Result<Written> {
+    /// Writes the video and what is asked for beside it. A file that cannot be written keeps none of the others back, and least
+    /// of all the sidecar. It may be called again after a failure.
+    pub(crate) fn write(&mut self, config: &Config, options: &GenerateOptions) -> Outcome {
         let since = Instant::now();
-        let video = write_files(config, options, self)?;
-        let span = Span::until_now(SpanKind::Write, "mp4", since);
-        let (table, figures) = self.report.end(span);
-        if let Some(sidecar) = &self.sidecar {
-            write_sidecar(sidecar.clone(), &video, &figures)?;
+        // What an encoder fails at, it fails at again where the file is written: frames that cannot be encoded are kept there.
+        let encoded = self.generated.stream.take().and_then(|stream| stream.finish().ok());
+        let audio = match self.generated.sound() {
+            Ok(audio) => audio,
+            Err(error) => return Outcome { written: None, failed: Some(error) },
+        };
+        let (frames, encoder) = (&self.generated.frames, Mp4Options { replace: self.replace, ..Mp4Options::default() });
+        // The hashes are taken beside the encoder.
+        let (written, (frames_sha256, samples_sha256)) = thread::scope(|scope| {
+            let hashes = scope.spawn(|| (frames.sha256(), audio.sha256()));
+            let written = write_video(config, &self.path, &self.generated, encoded.as_ref(), &audio, &encoder);
+            (written, hashes.join().unwrap_or_else(|panic| resume_unwind(panic)))
+        });
+        let (path, prompt) = (self.path.clone(), self.job.prompt.clone());
+        let video = Finished { path, seed: self.job.seed, prompt, frames_sha256, samples_sha256 };
+        let mut failures = Failures::default();
+        let mut sidecar = sidecar_path(&self.path);
+        let is_there = match written {
+            Ok(()) => true,
+            Err(error) if !self.keeps => return Outcome { written: None, failed: Some(error) },
+            Err(error) => {
+                let error = keep(error, &self.path, frames, &audio);
+                // Next to it may be the sidecar of another run's video.
+                sidecar = match &error {
+                    PipelineError::Kept { kept, .. } => kept.with_extension("json"),
+                    _ => kept_path(&self.path).with_extension("json"),
+                };
+                failures.add(Err(error));
+                false
+            }
+        };
+        self.write_others(config, options, &audio, &mut failures);
+        let (table, figures) = self.report.end(Span::until_now(SpanKind::Write, "mp4", since));
+        if let Some(says) = &self.sidecar {
+            failures.add(write_sidecar(says.clone(), &sidecar, &video, &figures));
         }
-        Ok(Written { video, table, figures })
+        Outcome { written: is_there.then_some(Written { video, table, figures }), failed: failures.first().err() }
+    }
+
+    /// Writes what is asked for beside the video.
+    fn write_others(&self, config: &Config, options: &GenerateOptions, audio: &Audio, failures: &mut Failures) {
+        let (frames, path, several) = (&self.generated.frames, &self.path, options.jobs.len() > 1);
+        if let Some(folder) = config.output.save_frames.as_ref().filter(|_| frames.count() > 0) {
+            let written = media::write_png_frames(&place_of(folder, path, "", several), frames);
+            failures.add(written.map(drop).map_err(PipelineError::from));
+        }
+        if let Some(file) = &config.output.save_audio {
+            let written = media::write_wav(&place_of(file, path, "wav", several), audio, WavFormat::Pcm16);
+            failures.add(written.map_err(PipelineError::from));
+        }
+        if let Some(dump) = &options.dump {
+            failures.add(super::tensors::write(&dump_path(dump, &self.job, several), &self.generated.dump));
+        }
     }
 }
 
-/// Writes the sidecar of a video, with its hashes and times.
-pub(super) fn write_sidecar(mut sidecar: Value, video: &Finished, figures: &Value) -> Result<()> {
+/// Writes the sidecar of a video to `path`, with its hashes and times.
+pub(super) fn write_sidecar(mut sidecar: Value, path: &Path, video: &Finished, figures: &Value) -> Result<()> {
     sidecar["sha256"] = json!({"frames": video.frames_sha256, "samples": video.samples_sha256});
     sidecar["timings"] = figures.clone();
-    write_json(&sidecar_path(&video.path), &sidecar)
+    write_json(path, &sidecar)
 }
 
 /// Where frames or sound of the video `path` go that were asked for at `asked`: there, or below it where there are several.
@@ -132,41 +226,10 @@ pub(super) fn place_of(asked: &str, path: &Path, extension: &str, several: bool)
     if several { Path::new(asked).join(name) } else { asked.into() }
 }
 
-fn write_files(config: &Config, options: &GenerateOptions, made: &mut Made) -> Result<Finished> {
-    // What an encoder fails at, it fails at again where the file is written: frames that cannot be encoded are kept there.
-    let encoded = made.generated.stream.take().and_then(|stream| stream.finish().ok());
-    let Made { job, path, generated, keeps, .. } = &*made;
-    let several = options.jobs.len() > 1;
-    let frames = &generated.frames;
-    let audio = generated.sound()?;
-    let encoder = Mp4Options { replace: made.replace, ..Mp4Options::default() };
-    // The hashes are taken beside the encoder.
-    let (written, (frames_sha256, samples_sha256)) = thread::scope(|scope| {
-        let hashes = scope.spawn(|| (frames.sha256(), audio.sha256()));
-        let written = write_video(config, path, generated, encoded.as_ref(), &audio, &encoder);
-        (written, hashes.join().unwrap_or_else(|panic| resume_unwind(panic)))
-    });
-    if let Err(error) = written {
-        return Err(if *keeps { keep(error, path, frames, &audio) } else { error });
-    }
-    if let Some(folder) = config.output.save_frames.as_ref().filter(|_| frames.count() > 0) {
-        media::write_png_frames(&place_of(folder, path, "", several), frames)?;
-    }
-    if let Some(file) = &config.output.save_audio {
-        media::write_wav(&place_of(file, path, "wav", several), &audio, WavFormat::Pcm16)?;
-    }
-    if let Some(dump) = &options.dump {
-        let file = match several {
-            true => {
-                let stem = dump.file_stem().ok_or_else(|| PipelineError::Usage("--dump names no file".into()))?;
-                dump.with_file_name(format!("{}_{:04}.safetensors", stem.to_string_lossy(), job.index))
-            }
-            false => dump.clone(),
-        };
-        super::tensors::write(&file, &generated.dump)?;
-    }
-    let (path, prompt) = (path.clone(), job.prompt.clone());
-    Ok(Finished { path, seed: job.seed, prompt, frames_sha256, samples_sha256 })
+/// Where the tensors of a video go that were asked for at `dump`.
+pub(super) fn dump_path(dump: &Path, job: &Job, several: bool) -> PathBuf {
+    let stem = dump.file_stem().unwrap_or(dump.as_os_str()).to_string_lossy();
+    if several { dump.with_file_name(format!("{stem}_{:04}.safetensors", job.index)) } else { dump.into() }
 }
 
 /// Writes the MP4, or the WAV of sound alone. Frames of a video that only gets other sound are copied where ffmpeg can.
@@ -194,10 +257,15 @@ fn write_video(
     Ok(())
 }
 
+/// Where frames and samples of a video go that cannot be written.
+fn kept_path(path: &Path) -> PathBuf {
+    let name = path.file_name().expect("a video is written to a named file").to_string_lossy();
+    std::env::temp_dir().join(format!("{name}.{}.safetensors", std::process::id()))
+}
+
 /// Puts what cannot be written as a video where temporary files go; its error then says so.
 fn keep(error: PipelineError, path: &Path, frames: &Frames, audio: &Audio) -> PipelineError {
-    let name = path.file_name().expect("a video is written to a named file").to_string_lossy();
-    let kept = std::env::temp_dir().join(format!("{name}.{}.safetensors", std::process::id()));
+    let kept = kept_path(path);
     let tensors = [
         ("frames".to_string(), Tensor::U8(frames.data().clone().into_dyn())),
         ("audio".to_string(), Tensor::from(audio.samples().clone())),

@@ -220,6 +220,14 @@ fn stg_blocks(
     });
     let blocks = wanted.zip(perturbed).map(|(blocks, on)| if on { blocks.clone() } else { Vec::new() });
     let layers = c.num_layers;
+    if config.model.blocks.is_some() {
+        // Which block is perturbed changes no work.
+        return Ok(blocks.map(|blocks| {
+            let mut blocks: Vec<usize> = blocks.into_iter().map(|b| b.min(layers - 1)).collect();
+            blocks.dedup();
+            blocks
+        }));
+    }
     for ((stream, own), blocks) in Av::NAMES.zip(own).zip(blocks.as_ref()) {
         if let Some(bad) = blocks.iter().find(|b| **b >= layers) {
             let stream = own.stg_blocks.as_ref().map_or(String::new(), |_| format!("{stream}."));

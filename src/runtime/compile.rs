@@ -1,10 +1,12 @@
 //! Options of compiles: ours, the user's, and those that a plugin takes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::error::RuntimeError;
 use super::flags::{self, Toolchain};
+use super::watchdog::Watchdog;
 use crate::hlo::Program;
 use crate::pjrt::{CompileOptions, Error, OptionValue};
 
@@ -19,6 +21,8 @@ pub struct EngineOptions {
     pub write_behind: Option<bool>,
     /// Whether a profiler trace needs name scopes of every operation.
     pub traceable: bool,
+    /// Watchdog over executions and transfers; the default is none.
+    pub watchdog: Watchdog,
 }
 
 /// The options every compile of this project starts from. `devices` are ids in the order in which meshes count them; the
@@ -38,38 +42,63 @@ pub fn compile_options(
     own.chain(given).fold(start, |compile, (name, value)| compile.flag(name, value))
 }
 
-/// Compiles, leaving out those of our own flags that the plugin refuses by name: an older or newer one. A libtpu that they
-/// were tested with takes all of them.
-///
-/// # Errors
-/// The plugin's message; a refused flag of ours on a tested libtpu.
-pub(super) fn compile_known<T>(
-    toolchain: &Toolchain,
-    options: &CompileOptions,
-    given: &EngineOptions,
-    compile: impl Fn(&CompileOptions) -> Result<T, Error>,
-) -> Result<T, RuntimeError> {
-    let mut options = options.clone();
-    let kept = given.compile_cache.as_deref().and_then(|folder| flags::kept_beside(&toolchain.platform, folder));
-    if let Some((name, value)) = kept {
-        options.flags.entry(name.into()).or_insert(value);
+/// Options of ours that a plugin does not take: an older or a newer one. Clones share them.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Refused(Arc<Mutex<BTreeSet<String>>>);
+
+impl Refused {
+    /// The options without them: those that programs are compiled with, and filed under.
+    pub(super) fn without(&self, mut options: CompileOptions) -> CompileOptions {
+        let refused = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        options.flags.retain(|name, _| !refused.contains(name));
+        options
     }
-    loop {
+
+    /// Compiles with all of `options`, and where the cache is, with those that keep the compiler's findings in it; none where the
+    /// plugin refuses one by name, which is left out from here on.
+    ///
+    /// # Errors
+    /// The plugin's message; a refused option of the user's, of a libtpu that ours were tested with, or that numbers rest on.
+    pub(super) fn compile<T>(
+        &self,
+        toolchain: &Toolchain,
+        options: &CompileOptions,
+        given: &EngineOptions,
+        compile: impl Fn(&CompileOptions) -> Result<T, Error>,
+    ) -> Result<Option<T>, RuntimeError> {
+        let mut options = options.clone();
+        let kept = given.compile_cache.as_deref().and_then(|folder| flags::kept_beside(&toolchain.platform, folder));
+        if let Some((name, value)) = kept {
+            options.flags.entry(name.into()).or_insert(value);
+        }
+        let options = self.without(options);
         let error = match compile(&options) {
-            Ok(compiled) => return Ok(compiled),
+            Ok(compiled) => return Ok(Some(compiled)),
             Err(error) => error,
         };
-        // One that it does not know, or that newer versions take for other chips only.
-        let text = error.to_string();
-        let words: Vec<&str> = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').collect();
-        let named = |flag: &&String| words.contains(&flag.as_str()) && !given.xla_flags.contains_key(*flag);
-        let Some(option) = options.flags.keys().find(named).cloned() else { return Err(error.into()) };
+        let Some(option) = refused(&error, &options, given) else { return Err(error.into()) };
         if let Some(release) = toolchain.tested_libtpu() {
             return Err(RuntimeError::Option { release, option, source: error });
         }
+        if !flags::is_for_speed(&option) {
+            return Err(RuntimeError::Needed { option, source: error });
+        }
         tracing::warn!("the plugin does not take {option}; compiling without it");
-        options.flags.remove(&option);
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(option);
+        Ok(None)
     }
+}
+
+/// The option of ours that a plugin refuses: one that it does not know, or that newer versions take for other chips only. Other
+/// errors may name options too, as advice.
+fn refused(error: &Error, options: &CompileOptions, given: &EngineOptions) -> Option<String> {
+    let is_refusal = error.code().is_some_and(|code| {
+        ["INVALID_ARGUMENT", "NOT_FOUND", "UNIMPLEMENTED", "FAILED_PRECONDITION"].contains(&code.name())
+    });
+    let text = error.to_string();
+    let words: Vec<&str> = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').collect();
+    let named = |flag: &&String| words.contains(&flag.as_str()) && !given.xla_flags.contains_key(*flag);
+    options.flags.keys().find(named).filter(|_| is_refusal).cloned()
 }
 
 #[cfg(test)]
@@ -92,56 +121,94 @@ mod tests {
         }
     }
 
-    /// A compiler that knows no option whose name begins with `new_`; it says how many it was given.
-    fn knows_no_new_ones(options: &CompileOptions) -> Result<usize, Error> {
-        match options.flags.keys().find(|name| name.starts_with("new_")) {
-            None => Ok(options.flags.len()),
-            Some(name) => Err(Error::Call {
-                plugin: "p.so".into(),
-                call: "PJRT_Client_Compile",
-                code: Code(3),
-                message: format!("No such compile option: '{name}'"),
-            }),
-        }
+    const SPEED: [&str; 2] = ["xla_gpu_force_conv_nhwc", "xla_tpu_dot_dot_fusion"];
+    const NUMBERS: &str = "xla_allow_excess_precision";
+
+    fn given(names: &[&str]) -> CompileOptions {
+        let on = |options: CompileOptions, name: &&str| options.flag((*name).to_string(), OptionValue::Bool(true));
+        names.iter().fold(CompileOptions::default(), on)
     }
 
-    fn with_new_ones() -> CompileOptions {
-        let on = |options: CompileOptions, name: &str| options.flag(name.to_string(), OptionValue::Bool(true));
-        ["new_one", "old", "new_two"].into_iter().fold(CompileOptions::default(), on)
+    /// Compiles, by a compiler that does not know some options, until nothing more is left out: the options that were left.
+    fn compiled(
+        refused: &Refused,
+        toolchain: &Toolchain,
+        unknown: &[&str],
+        code: u32,
+        users: &EngineOptions,
+    ) -> Result<Vec<String>, RuntimeError> {
+        let compile =
+            |options: &CompileOptions| match options.flags.keys().find(|name| unknown.contains(&name.as_str())) {
+                None => Ok(options.flags.keys().cloned().collect()),
+                Some(name) => Err(Error::Call {
+                    plugin: "p.so".into(),
+                    call: "PJRT_Client_Compile",
+                    code: Code(code),
+                    message: format!("No such compile option: '{name}'"),
+                }),
+            };
+        let options = given(&[SPEED[0], SPEED[1], NUMBERS]);
+        loop {
+            if let Some(left) = refused.compile(toolchain, &options, users, compile)? {
+                return Ok(left);
+            }
+        }
     }
 
     fn libtpu(version: &str) -> Toolchain {
         Toolchain { platform: "tpu".into(), kind: "TPU v6 lite".into(), version: version.into() }
     }
 
+    fn cpu() -> Toolchain {
+        Toolchain { platform: "cpu".into(), ..Toolchain::default() }
+    }
+
     #[test]
-    fn options_of_ours_that_a_plugin_does_not_know_are_left_out_and_a_users_are_not() {
-        let cpu = Toolchain { platform: "cpu".into(), ..Toolchain::default() };
+    fn options_for_speed_that_a_plugin_does_not_know_are_left_out_and_a_users_are_not() {
         let ours = EngineOptions::default();
-        for toolchain in [&cpu, &libtpu("cl/970057490"), &libtpu("")] {
-            let compiled = compile_known(toolchain, &with_new_ones(), &ours, knows_no_new_ones);
-            assert_eq!(compiled.expect("compiles"), 1);
+        for toolchain in [&cpu(), &libtpu("cl/970057490"), &libtpu("")] {
+            let refused = Refused::default();
+            assert_eq!(compiled(&refused, toolchain, &SPEED, 3, &ours).expect("compiles"), [NUMBERS]);
+            // What is filed is what was compiled; the next program is not tried with them.
+            assert_eq!(refused.without(given(&SPEED)), given(&[]));
         }
-        let users = EngineOptions {
-            xla_flags: [("new_two".to_string(), OptionValue::Bool(true))].into(),
-            ..Default::default()
-        };
-        let error = compile_known(&cpu, &with_new_ones(), &users, knows_no_new_ones).expect_err("it was asked for");
-        assert!(error.to_string().contains("new_two"), "{error}");
+        let flags = [(SPEED[1].to_string(), OptionValue::Bool(true))].into();
+        let users = EngineOptions { xla_flags: flags, ..Default::default() };
+        let error = compiled(&Refused::default(), &cpu(), &SPEED, 3, &users).expect_err("it was asked for");
+        assert!(error.to_string().contains(SPEED[1]), "{error}");
+    }
+
+    #[test]
+    fn an_option_that_numbers_rest_on_is_an_error() {
+        let refused = Refused::default();
+        let error = compiled(&refused, &cpu(), &[NUMBERS], 3, &EngineOptions::default()).expect_err("other numbers");
+        assert!(error.to_string().contains(NUMBERS) && error.to_string().contains("numbers rest on"), "{error}");
+        assert_eq!(refused.without(given(&[NUMBERS])), given(&[NUMBERS]));
+    }
+
+    #[test]
+    fn an_error_that_names_an_option_as_advice_is_no_refusal() {
+        let refused = Refused::default();
+        // RESOURCE_EXHAUSTED, INTERNAL.
+        for code in [8, 13] {
+            let error = compiled(&refused, &cpu(), &SPEED, code, &EngineOptions::default()).expect_err("no refusal");
+            assert!(matches!(error, RuntimeError::Plugin(_)), "{error:?}");
+        }
+        assert_eq!(refused.without(given(&SPEED)), given(&SPEED));
     }
 
     #[test]
     fn a_tested_libtpu_takes_all_options_of_ours() {
         let tested = libtpu("cl/1014260217");
-        let error = compile_known(&tested, &with_new_ones(), &EngineOptions::default(), knows_no_new_ones);
-        let error = error.expect_err("a tested release");
+        let ours = EngineOptions::default();
+        let error = compiled(&Refused::default(), &tested, &SPEED, 3, &ours).expect_err("a tested release");
         assert!(matches!(error, RuntimeError::Option { .. }), "{error:?}");
         let said = error.to_string();
-        assert!(said.contains("libtpu 0.0.52") && said.contains("new_one") && said.contains("bug"), "{said}");
+        assert!(said.contains("libtpu 0.0.52") && said.contains(SPEED[0]) && said.contains("bug"), "{said}");
         // One that the user gave is the user's: the plugin's own message.
-        let flags = ["new_one", "new_two"].map(|name| (name.to_string(), OptionValue::Bool(true)));
+        let flags = SPEED.map(|name| (name.to_string(), OptionValue::Bool(true)));
         let users = EngineOptions { xla_flags: flags.into(), ..Default::default() };
-        let error = compile_known(&tested, &with_new_ones(), &users, knows_no_new_ones).expect_err("it was asked for");
+        let error = compiled(&Refused::default(), &tested, &SPEED, 3, &users).expect_err("it was asked for");
         assert!(matches!(error, RuntimeError::Plugin(_)), "{error:?}");
     }
 }

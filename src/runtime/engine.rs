@@ -8,9 +8,9 @@ use std::time::Instant;
 
 use super::cache::{Cache, CacheError, Entry, fingerprint};
 use super::claim::Claim;
-use super::compile::{EngineOptions, compile_known, compile_options};
+use super::compile::{EngineOptions, Refused, compile_options};
 use super::devices::Devices;
-use super::error::RuntimeError;
+use super::error::{During, RuntimeError};
 use super::executable::{Executable, ExecutableOrigin, Outputs};
 use super::flags::Toolchain;
 use super::gather;
@@ -18,6 +18,8 @@ use super::processes::Group;
 use super::sharded_tensor::{Replicate, Shard, ShardedTensor, shards};
 use super::timeline::{SpanKind, Timeline};
 use super::turn::{Turn, Turns, Writing};
+use super::watch::{Pace, Queue, Watch};
+use super::watchdog::Watchdog;
 use crate::failpoint;
 use crate::hlo::{Argument, Mesh, Program, Sharding, Type};
 use crate::pjrt::{Client, CompileOptions, Device, DeviceLayout, ExecuteOptions, LoadedExecutable, Staging};
@@ -41,6 +43,7 @@ pub struct Engine {
     toolchain: Arc<Toolchain>,
     devices: Arc<Devices>,
     options: EngineOptions,
+    refused: Refused,
     cache: Option<Arc<Cache>>,
     group: Option<Arc<Group>>,
     statistics: Arc<Mutex<BTreeMap<String, Statistics>>>,
@@ -51,6 +54,8 @@ pub struct Engine {
     staging: Arc<Mutex<Vec<Staging>>>,
     /// Executables of [`Engine::compile_once`], by hash.
     compiled: Arc<Mutex<HashMap<String, Arc<Executable>>>>,
+    watchdog: Watchdog,
+    queue: Arc<Queue>,
 }
 
 impl Engine {
@@ -70,12 +75,14 @@ impl Engine {
                 .ok()
         });
         let (devices, cache) = (Arc::new(Devices::of(&client)), cache.map(Arc::new));
-        let (statistics, launches, compiled, timeline, saves, staging) = Default::default();
+        let (statistics, launches, compiled, timeline, saves, staging, queue) = Default::default();
+        let watchdog = options.watchdog.clone().with_group(group.as_ref());
         Engine {
             client,
             toolchain,
             devices,
             options,
+            refused: Refused::default(),
             cache,
             group,
             statistics,
@@ -84,12 +91,19 @@ impl Engine {
             saves,
             staging,
             compiled,
+            watchdog,
+            queue,
         }
     }
 
     /// Work of this process so far.
     pub(crate) fn timeline(&self) -> &Timeline {
         &self.timeline
+    }
+
+    /// Watchdog over this engine's executions and transfers.
+    pub(crate) fn watchdog(&self) -> &Watchdog {
+        &self.watchdog
     }
 
     /// Host memory of at least `size` bytes that devices read in place: of an earlier load, or new.
@@ -166,7 +180,7 @@ impl Engine {
     /// A program's compile options, and its entry in the compile cache.
     fn entry(&self, name: &str, program: &Program) -> (CompileOptions, Option<Entry>) {
         let ids: Vec<i32> = self.devices.of_program(program.devices()).iter().map(Device::id).collect();
-        let options = compile_options(&self.toolchain, program, &ids, &self.options);
+        let options = self.refused.without(compile_options(&self.toolchain, program, &ids, &self.options));
         let entry = self.cache.as_ref().map(|cache| cache.entry(name, program, &options));
         (options, entry)
     }
@@ -192,7 +206,16 @@ impl Engine {
             let have = self.devices().len();
             return Err(RuntimeError::Devices { program: name.into(), want: program.devices(), have });
         }
-        let (options, entry) = self.entry(name, program);
+        loop {
+            if let Some(compiled) = self.compile_with_known(name, program)? {
+                return Ok(compiled);
+            }
+        }
+    }
+
+    /// The same with the options that the plugin is not known to refuse; none where it refuses one.
+    fn compile_with_known(&self, name: &str, program: &Program) -> Result<Option<Executable>, RuntimeError> {
+        let (options, mut entry) = self.entry(name, program);
         // Not where processes agree on a program: each waits for all others.
         let turn = entry.as_ref().filter(|_| self.group.is_none()).map(|entry| Turn::at(entry.path()));
         let writing = turn.as_ref().map(Turn::wait);
@@ -202,7 +225,7 @@ impl Engine {
         let claim = absent.filter(|_| !behind).and_then(|entry| Claim::wait(name, entry.path()));
         let start = Instant::now();
         let cached = entry.as_ref().and_then(|entry| self.load_cached(name, entry));
-        let cached = if self.all_cached(name, program, &options, cached.is_some())? { cached } else { None };
+        let cached = if self.all_cached(name, program, cached.is_some())? { cached } else { None };
         let (loaded, origin, took) = match cached {
             Some(loaded) => {
                 self.timeline.add(SpanKind::Cache, name, start, None);
@@ -211,8 +234,16 @@ impl Engine {
             None => {
                 let start = Instant::now();
                 let compile = |o: &CompileOptions| self.client.compile(&program.text, o);
-                let compiled = || compile_known(&self.toolchain, &options, &self.options, compile);
-                let loaded = failpoint::within("compile", name, compiled)?;
+                let compiled = || self.refused.compile(&self.toolchain, &options, &self.options, compile);
+                let loaded = loop {
+                    let compiled = failpoint::within("compile", name, compiled);
+                    match compiled.map_err(|e| e.during(During::Compile, name))? {
+                        Some(loaded) => break loaded,
+                        // It may be cached as it is compiled now. Processes have agreed that all compile.
+                        None if self.group.is_none() => return Ok(None),
+                        None => entry = self.entry(name, program).1,
+                    }
+                };
                 let took = start.elapsed();
                 self.timeline.add(SpanKind::Compile, name, start, None);
                 // Where processes share a folder, one entry is enough.
@@ -249,8 +280,8 @@ impl Engine {
             hash = program.hash(),
             "{origin}"
         );
-        Ok(Executable {
-            name: name.to_string(),
+        Ok(Some(Executable {
+            name: name.into(),
             loaded,
             arguments: program.arguments.clone(),
             results: program.results.clone(),
@@ -259,7 +290,8 @@ impl Engine {
             origin,
             compile_time: took,
             turn: turn.clone().filter(|_| origin == ExecutableOrigin::Compiled),
-        })
+            pace: Arc::new(Pace::of(program, &self.toolchain, self.has_peers())),
+        }))
     }
 
     /// Keeps a program in the compile cache, behind its first run where it is given a turn: a GPU's takes seconds to be serialized.
@@ -295,16 +327,13 @@ impl Engine {
 
     /// Compares a program with the other processes'; whether all of them have it cached. A compiler may work with its
     /// peers, so that either all compile or none does.
-    fn all_cached(
-        &self,
-        name: &str,
-        program: &Program,
-        options: &CompileOptions,
-        cached: bool,
-    ) -> Result<bool, RuntimeError> {
+    fn all_cached(&self, name: &str, program: &Program, cached: bool) -> Result<bool, RuntimeError> {
         // A program of one device is each process's own.
         let Some(group) = self.group.as_ref().filter(|_| program.devices() > 1) else { return Ok(cached) };
-        Ok(group.ensure_same_program(name, &program.hash(), &fingerprint(self.platform(), options), cached)?)
+        // By what is asked for: one process may know of a refusal that another comes to.
+        let ids: Vec<i32> = self.devices.of_program(program.devices()).iter().map(Device::id).collect();
+        let options = compile_options(&self.toolchain, program, &ids, &self.options);
+        Ok(group.ensure_same_program(name, &program.hash(), &fingerprint(self.platform(), &options), cached)?)
     }
 
     /// Loads a program from the compile cache; an unusable entry is replaced, with a warning.
@@ -322,7 +351,7 @@ impl Engine {
     /// No such argument, another shape than it takes, an element type without a host form; the plugin's message.
     pub fn upload(&self, executable: &Executable, name: &str, tensor: &Tensor) -> Result<ShardedTensor, RuntimeError> {
         let argument = executable.arguments.iter().find(|a| a.name == name).ok_or_else(|| RuntimeError::Missing {
-            program: executable.name.clone(),
+            program: executable.name.to_string(),
             name: name.into(),
             ty: "an argument it does not have".into(),
         })?;
@@ -334,14 +363,10 @@ impl Engine {
         }
         let shards = shards(&argument.ty, mesh, argument.sharding.as_ref());
         let layout = device_layout(argument)?;
-        ShardedTensor::upload(
-            &self.client,
-            &self.addressable(mesh.devices()),
-            tensor,
-            &argument.ty,
-            shards,
-            layout.as_ref(),
-        )
+        let devices = self.addressable(mesh.devices());
+        let watch = Watch::transfer(&self.watchdog, &executable.name, &devices);
+        ShardedTensor::upload(&self.client, &devices, tensor, &argument.ty, shards, layout.as_ref(), watch)
+            .map_err(|e| e.during(During::Upload, &executable.name))
     }
 
     /// Runs an executable on tensors found by argument name.
@@ -353,12 +378,12 @@ impl Engine {
         executable: &Executable,
         find: impl Fn(&str) -> Option<&'a ShardedTensor>,
     ) -> Result<Outputs, RuntimeError> {
-        let addressable: Vec<usize> =
-            self.addressable(executable.mesh.devices()).into_iter().map(|(place, _)| place).collect();
+        let devices = self.addressable(executable.mesh.devices());
+        let addressable: Vec<usize> = devices.iter().map(|(place, _)| *place).collect();
         let mut arguments = vec![Vec::with_capacity(executable.arguments.len()); addressable.len()];
         for a in &executable.arguments {
             let tensor = find(&a.name).ok_or_else(|| RuntimeError::Missing {
-                program: executable.name.clone(),
+                program: executable.name.to_string(),
                 name: a.name.clone(),
                 ty: a.ty.to_string(),
             })?;
@@ -376,7 +401,11 @@ impl Engine {
         // Processes that run programs in different orders are noticed by the number.
         let launch_id = if self.has_peers() { self.launches.fetch_add(1, Ordering::SeqCst) + 1 } else { 0 };
         let options = ExecuteOptions { launch_id, ..ExecuteOptions::default() };
-        let results = executable.loaded.execute_with(&arguments, &options)?;
+        let watch = Watch::execution(&self.watchdog, &executable.name, &devices, &executable.pace, &self.queue);
+        let guard = watch.as_ref().map(Watch::over_start);
+        let results = executable.loaded.execute_with(&arguments, &options);
+        let results = results.map_err(|e| RuntimeError::from(e).during(During::Run, &executable.name))?;
+        drop(guard);
         executable.turn.iter().for_each(Turn::write);
         self.count(&executable.name, |s| s.executions += 1);
         let mut each: Vec<_> = results.into_iter().map(Vec::into_iter).collect();
@@ -385,7 +414,8 @@ impl Engine {
             let shards = shards(&o.ty, &executable.mesh, o.sharding.as_ref());
             let tensor = ShardedTensor::new(buffers, addressable.clone(), shards, o.ty.clone(), o.logical_dims.clone());
             let replicate = self.has_peers().then(|| self.replicator(&executable.mesh, o.sharding.as_ref()));
-            (o.name.clone(), tensor.with_replicator(replicate))
+            let tensor = tensor.with_replicator(replicate).with_watch(watch.clone());
+            (o.name.clone(), tensor.of_program(executable.name.clone()))
         });
         Ok(Outputs { named: named.collect() })
     }

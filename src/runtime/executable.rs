@@ -2,11 +2,13 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::error::RuntimeError;
 use super::sharded_tensor::ShardedTensor;
 use super::turn::Turn;
+use super::watch::Pace;
 use crate::hlo::{Argument, Mesh, Output, Program};
 use crate::pjrt::{Executable as Compiled, LoadedExecutable};
 use crate::tensor::Tensor;
@@ -29,7 +31,7 @@ impl fmt::Display for ExecutableOrigin {
 
 /// A compiled program with the names of its arguments and results.
 pub struct Executable {
-    pub(super) name: String,
+    pub(super) name: Arc<str>,
     pub(super) loaded: LoadedExecutable,
     pub(super) arguments: Vec<Argument>,
     pub(super) results: Vec<Output>,
@@ -39,6 +41,8 @@ pub struct Executable {
     pub(super) compile_time: Duration,
     /// Its entry in the compile cache, where it is still to be written.
     pub(super) turn: Option<Turn>,
+    /// Time that an execution takes.
+    pub(super) pace: Arc<Pace>,
 }
 
 impl Executable {
@@ -59,6 +63,7 @@ impl Executable {
             origin: self.origin,
             compile_time: self.compile_time,
             turn: self.turn.clone(),
+            pace: self.pace.clone(),
         }
     }
 

@@ -20,9 +20,9 @@ impl Toolchain {
     /// The one of a client's plugin, for its devices.
     pub fn of(client: &Client) -> Self {
         Toolchain {
-            platform: client.platform_name().expect("a plugin names its platform").to_lowercase(),
+            platform: client.platform_name().to_lowercase(),
             kind: client.devices().first().map(|d| d.kind().to_owned()).unwrap_or_default(),
-            version: client.platform_version().unwrap_or_default(),
+            version: client.platform_version().into(),
         }
     }
 
@@ -39,6 +39,33 @@ impl std::fmt::Display for Toolchain {
             other => write!(f, "{other} {}", self.version.lines().next().unwrap_or_default()),
         }
     }
+}
+
+/// Options of ours that change how fast a program is, how its compile is told of or traced, and not what it computes: a plugin that
+/// does not know one compiles without it. Kernels that it then chooses may sum in another order, as those of another plugin do.
+const FOR_SPEED: [&str; 16] = [
+    // What it replaces is a warning.
+    "xla_enable_hlo_sharding_v3",
+    "xla_gpu_force_conv_nhwc",
+    "xla_gpu_enable_triton_gemm",
+    "xla_gpu_enable_latency_hiding_scheduler",
+    "xla_gpu_experimental_parallel_collective_overlap_limit",
+    "xla_gpu_graph_min_graph_size",
+    "xla_gpu_per_fusion_autotune_cache_dir",
+    "xla_tpu_dot_dot_fusion",
+    "xla_enable_async_all_gather",
+    "xla_tpu_enable_async_collective_fusion",
+    "xla_tpu_enable_async_collective_fusion_fuse_all_gather",
+    "xla_tpu_enable_async_collective_fusion_multiple_steps",
+    "xla_tpu_enable_async_collective_fusion_fuse_kloop_fusions",
+    "xla_tpu_enable_async_collective_fusion_with_mosaic_custom_call",
+    "xla_tpu_overlap_compute_collective_tc",
+    "xla_tpu_enable_sparse_core_collective_offload_all_gather",
+];
+
+/// Whether a program without an option computes what it does with it.
+pub(super) fn is_for_speed(option: &str) -> bool {
+    FOR_SPEED.contains(&option)
 }
 
 /// The options a toolchain's programs are compiled with for a number of devices.
@@ -124,6 +151,24 @@ pub(crate) fn kept_beside(platform: &str, cache: &Path) -> Option<(&'static str,
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_numbers_rest_on_is_never_left_out() {
+        let toolchain = |platform: &str, kind: &str| Toolchain {
+            platform: platform.into(),
+            kind: kind.into(),
+            version: "cl/1014260217".into(),
+        };
+        let each = [("cpu", "cpu"), ("cuda", "NVIDIA H200"), ("tpu", "TPU v5"), ("tpu", "TPU v6 lite")];
+        let all = each.into_iter().flat_map(|(platform, kind)| {
+            let own = defaults(&toolchain(platform, kind), 2).into_iter().chain(for_traces(platform));
+            own.chain(kept_beside(platform, Path::new("cache"))).map(|(name, _)| name)
+        });
+        let all: std::collections::BTreeSet<&str> = all.collect();
+        let needed: Vec<&&str> = all.iter().filter(|name| !is_for_speed(name)).collect();
+        assert_eq!(needed, [&"xla_allow_excess_precision", &"xla_cpu_experimental_ynn_fusion_type"]);
+        assert!(FOR_SPEED.iter().all(|name| all.contains(name)), "no option is listed that is not given");
+    }
 
     /// On the CPU no compiler that we know would take one away; CUDA's does.
     #[test]

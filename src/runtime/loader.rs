@@ -9,6 +9,7 @@ use super::error::RuntimeError;
 use super::quantize;
 use super::sharded_tensor::{Shard, ShardedTensor, buffer_type, cut_into, offset, shards, strides};
 use super::stored::{FileTensor, ParameterSource, ReadPiece};
+use super::watch::Watch;
 use crate::failpoint;
 use crate::hlo::{DType, Program};
 use crate::nn::{Param, Source};
@@ -167,7 +168,7 @@ impl<'a> Upload<'a> {
         let fill = |&(place, device): &(usize, &Device)| {
             let shard = &shards[place];
             let pieces = jobs[first..].iter().map(|job| job.pieces(shard, outer)).sum();
-            Fill::new(engine, device, param.ty.dtype, shard, layout.as_ref(), pieces)
+            Fill::new(engine, param, device, shard, layout.as_ref(), pieces)
         };
         let fills = devices.iter().map(fill).collect::<Result<_, _>>()?;
         let left = AtomicUsize::new(jobs.len() - first);
@@ -395,6 +396,8 @@ fn write(pieces: &[(&Fill, Piece)]) -> Result<(), RuntimeError> {
     let write = |last: bool| {
         let now: Vec<_> = pieces.iter().filter(|(_, piece)| piece.last == last).collect();
         now.iter().for_each(|(fill, _)| fill.wait_for_others(last));
+        let over = |(fill, piece): &&(&Fill, Piece)| Some(fill.watch.as_ref()?.over_upload(0, piece.bytes.len()));
+        let _guards: Vec<_> = now.iter().map(over).collect();
         let written = Transfer::write_all(&now.iter().map(|(_, piece)| *piece).collect::<Vec<_>>());
         now.iter().for_each(|(fill, _)| fill.end());
         written
@@ -410,20 +413,23 @@ struct Fill {
     /// Pieces that were begun and ended.
     state: Mutex<(usize, usize)>,
     ended: Condvar,
+    watch: Option<Watch>,
 }
 
 impl Fill {
     fn new(
         engine: &Engine,
+        param: &Param,
         device: &Device,
-        dtype: DType,
         shard: &Shard,
         layout: Option<&DeviceLayout>,
         pieces: usize,
     ) -> Result<Self, RuntimeError> {
-        let shape = TransferShape { ty: buffer_type(dtype), dims: shard.size.clone(), layout: layout.cloned() };
+        let shape =
+            TransferShape { ty: buffer_type(param.ty.dtype), dims: shard.size.clone(), layout: layout.cloned() };
         let transfer = engine.client().transfer(device, &[shape])?;
-        Ok(Fill { transfer, pieces, state: Mutex::default(), ended: Condvar::new() })
+        let watch = Watch::load(engine.watchdog(), param.component, &[(0, device)]);
+        Ok(Fill { transfer, pieces, state: Mutex::default(), ended: Condvar::new(), watch })
     }
 
     /// Begins a piece at an offset.
@@ -456,10 +462,12 @@ fn strided(engine: &Engine, upload: &Upload, source: &dyn ParameterSource) -> Re
         Source::Stack { .. } | Source::Scales { .. } => strides(&param.ty.dims, dtype.size()),
     };
     let bytes = stored(param, param.source.tensors()[0].0, source)?;
-    let each = devices.iter().map(|(place, device)| {
+    let watch = Watch::load(engine.watchdog(), param.component, devices);
+    let each = devices.iter().enumerate().map(|(i, (place, device))| {
         let shard = &shards[*place];
         let dense =
             HostBuffer::dense(&bytes.bytes()[offset(&shard.start, &strides)..], buffer_type(dtype), &shard.size);
+        let _guard = watch.as_ref().map(|watch| watch.over_upload(i, dense.bytes.len()));
         Ok(engine.client().upload(device, HostBuffer { byte_strides: Some(&strides), ..dense })?)
     });
     each.collect()

@@ -1,11 +1,13 @@
 //! Which hardware a run uses: `--platform auto | cpu | cuda | tpu | PATH.so`.
 
-use std::ffi::c_int;
+use std::ffi::{CStr, c_char, c_int};
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::time::Duration;
 
+use super::trial;
 use crate::pjrt::discover::{self, PLUGIN_VARIABLE, Platform, Search};
 use crate::pjrt::{Attributes, Client, ClientOptions, CpuOptions, CudaOptions, Error, Node, Plugin};
 
@@ -72,6 +74,8 @@ pub(crate) struct Options {
     pub(crate) cuda: CudaOptions,
     /// This process among several.
     pub(crate) node: Option<Node>,
+    /// Time for the trial of a new plugin file; none for the default.
+    pub(crate) trial: Option<Duration>,
 }
 
 /// Opens a platform with `cpu_devices` virtual devices if it is the CPU (None: one).
@@ -151,27 +155,27 @@ fn auto(options: &Options) -> Result<(Plugin, Client), PlatformError> {
 
 /// Starts a plugin file, with the options of a platform where that is known.
 fn start_file(path: &Path, platform: Option<Platform>, options: &Options) -> Result<(Plugin, Client), Error> {
-    let plugin = Plugin::load(path)?;
+    let plugin = trial::load(path, options.trial)?;
     let client = Client::among(&plugin, &client_options(platform, options), options.node.as_ref())?;
     Ok((plugin, client))
 }
 
 /// Starts the first plugin of a search that works; otherwise the first's error.
 fn start(platform: Platform, search: &Search, options: &Options) -> Result<(Plugin, Client), Error> {
-    let mut first_error = None;
+    let mut passed = Vec::new();
     for found in &search.found {
         if platform == Platform::Cuda {
             missing_for_cuda(&found.path).iter().for_each(|line| tracing::warn!("{line}"));
         }
         match start_file(&found.path, Some(platform), options) {
-            Ok(opened) => return Ok(opened),
-            Err(error) => {
-                tracing::debug!("{error}");
-                first_error.get_or_insert(error);
+            Ok(opened) => {
+                passed.iter().for_each(|error| tracing::warn!("a plugin is passed over: {error}"));
+                return Ok(opened);
             }
+            Err(error) => passed.push(error),
         }
     }
-    Err(first_error.unwrap_or_else(|| search.not_found()))
+    Err(passed.into_iter().next().unwrap_or_else(|| search.not_found()))
 }
 
 fn client_options(platform: Option<Platform>, options: &Options) -> ClientOptions {
@@ -189,7 +193,7 @@ fn client_options(platform: Option<Platform>, options: &Options) -> ClientOption
 pub(crate) fn hardware(platform: Platform) -> Result<String, String> {
     match platform {
         Platform::Cpu => Ok("always there".into()),
-        Platform::Cuda => cuda_devices().map(|count| format!("{count} NVIDIA device(s)")),
+        Platform::Cuda => cuda_devices().map(|names| format!("{} NVIDIA device(s)", names.len())),
         Platform::Tpu => match tpu_chips(Path::new("/")) {
             0 => Err("no TPU chip (no /dev/accel0, no Google PCI device under /dev/vfio)".into()),
             count => Ok(format!("{count} TPU chip(s)")),
@@ -254,8 +258,8 @@ pub(crate) fn missing_for_cuda(plugin: &Path) -> Vec<String> {
         .collect()
 }
 
-/// NVIDIA devices the driver answers for.
-pub(crate) fn cuda_devices() -> Result<usize, String> {
+/// Names of the NVIDIA devices that the driver answers for, which are the kinds of their plugin.
+pub(crate) fn cuda_devices() -> Result<Vec<String>, String> {
     // Without a device node the driver library, where a package left one, has nothing to talk to. /dev/dxg is WSL's.
     if !["/dev/nvidiactl", "/dev/dxg"].iter().any(|node| Path::new(node).exists()) {
         return Err("no NVIDIA driver (no /dev/nvidiactl)".into());
@@ -264,23 +268,35 @@ pub(crate) fn cuda_devices() -> Result<usize, String> {
     let library = unsafe { libloading::Library::new("libcuda.so.1") };
     let library = library.map_err(|_| "no NVIDIA driver (libcuda.so.1 does not load)".to_owned())?;
     let missing = |_| "the NVIDIA driver is not one (libcuda.so.1 without cuInit)".to_owned();
-    let mut count: c_int = 0;
-    // SAFETY: these are the signatures of the CUDA driver interface.
+    let mut names = Vec::new();
+    // SAFETY: these are the signatures of the CUDA driver interface; the name's length is that of its buffer.
     let status = unsafe {
         let init = library.get::<unsafe extern "C" fn(u32) -> c_int>(b"cuInit\0").map_err(missing)?;
         let devices =
             library.get::<unsafe extern "C" fn(*mut c_int) -> c_int>(b"cuDeviceGetCount\0").map_err(missing)?;
-        match init(0) {
-            0 => devices(&mut count),
-            status => status,
+        let name_of = library
+            .get::<unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int>(b"cuDeviceGetName\0")
+            .map_err(missing)?;
+        let mut count: c_int = 0;
+        let mut status = init(0);
+        if status == 0 {
+            status = devices(&mut count);
         }
+        for device in 0..count {
+            let mut name: [c_char; 256] = [0; 256];
+            if status == 0 {
+                status = name_of(name.as_mut_ptr(), 255, device);
+            }
+            names.push(CStr::from_ptr(name.as_ptr()).to_string_lossy().into_owned());
+        }
+        status
     };
     // The driver keeps threads and state after cuInit: it stays loaded, as the plugin will want it anyway.
     std::mem::forget(library);
-    match (status, usize::try_from(count)) {
-        (0, Ok(count)) if count > 0 => Ok(count),
-        (0, _) => Err("the NVIDIA driver sees no device".into()),
-        (status, _) => Err(format!("the NVIDIA driver answers with CUDA error {status}")),
+    match status {
+        0 if !names.is_empty() => Ok(names),
+        0 => Err("the NVIDIA driver sees no device".into()),
+        status => Err(format!("the NVIDIA driver answers with CUDA error {status}")),
     }
 }
 

@@ -1,6 +1,9 @@
 //! Tensors on the devices of a program, one shard on each.
 
-use super::error::RuntimeError;
+use std::sync::Arc;
+
+use super::error::{During, RuntimeError};
+use super::watch::Watch;
 use crate::hlo::{DType, Mesh, Sharding, Type};
 use crate::pjrt::{Buffer, BufferType, Client, Device, DeviceLayout, HostBuffer};
 use crate::tensor::Tensor;
@@ -44,6 +47,9 @@ pub struct ShardedTensor {
     logical_dims: Vec<usize>,
     /// Replicates the tensor where other processes hold shards.
     replicator: Option<Replicate>,
+    watch: Option<Watch>,
+    /// Name of the program that it is a result of.
+    program: Option<Arc<str>>,
 }
 
 impl ShardedTensor {
@@ -55,12 +61,30 @@ impl ShardedTensor {
         ty: Type,
         logical_dims: Vec<usize>,
     ) -> Self {
-        ShardedTensor { buffers, addressable, shards, ty, logical_dims, replicator: None }
+        ShardedTensor { buffers, addressable, shards, ty, logical_dims, replicator: None, watch: None, program: None }
     }
 
     /// The same tensor, replicated for a download where not every process holds all shards.
     pub(super) fn with_replicator(self, replicator: Option<Replicate>) -> Self {
         ShardedTensor { replicator, ..self }
+    }
+
+    /// The same tensor, whose waits are watched.
+    pub(super) fn with_watch(self, watch: Option<Watch>) -> Self {
+        ShardedTensor { watch, ..self }
+    }
+
+    /// The same tensor as a result of a program, which its errors name.
+    pub(super) fn of_program(self, name: Arc<str>) -> Self {
+        ShardedTensor { program: Some(name), ..self }
+    }
+
+    /// An error of what should have filled it.
+    fn failed(&self, error: RuntimeError) -> RuntimeError {
+        match &self.program {
+            Some(name) => error.during(During::Run, name),
+            None => error,
+        }
     }
 
     /// Dimensions without padding.
@@ -93,7 +117,12 @@ impl ShardedTensor {
     /// # Errors
     /// That of the program or transfer that should have filled it.
     pub(crate) fn wait(&self) -> Result<(), RuntimeError> {
-        Ok(self.buffers.iter().try_for_each(Buffer::wait)?)
+        for (place, buffer) in self.buffers.iter().enumerate() {
+            let _guard = self.watch.as_ref().map(|watch| watch.over_wait(place));
+            buffer.wait().map_err(|e| self.failed(e.into()))?;
+        }
+        self.watch.iter().for_each(Watch::ended);
+        Ok(())
     }
 
     /// Copies a host tensor of at most `ty`'s sizes to this process's devices, given with their mesh indices: each its shard,
@@ -108,6 +137,7 @@ impl ShardedTensor {
         ty: &Type,
         shards: Vec<Shard>,
         layout: Option<&DeviceLayout>,
+        watch: Option<Watch>,
     ) -> Result<Self, RuntimeError> {
         let logical_dims = tensor.shape().to_vec();
         let converted = if tensor.dtype() == ty.dtype { None } else { Some(tensor.cast(ty.dtype)?) };
@@ -115,7 +145,7 @@ impl ShardedTensor {
         let bytes = if logical_dims == ty.dims { tensor.bytes() } else { padded(tensor, &ty.dims).into() };
         let strides = strides(&ty.dims, ty.dtype.size());
         let mut buffers = Vec::with_capacity(devices.len());
-        for (place, device) in devices {
+        for (i, (place, device)) in devices.iter().enumerate() {
             let shard = &shards[*place];
             let first = offset(&shard.start, &strides);
             let host = HostBuffer {
@@ -123,10 +153,12 @@ impl ShardedTensor {
                 layout,
                 ..HostBuffer::dense(&bytes[first..], buffer_type(ty.dtype), &shard.size)
             };
+            let size = shard.size.iter().product::<usize>() * ty.dtype.size();
+            let _guard = watch.as_ref().map(|watch| watch.over_upload(i, size));
             buffers.push(client.upload(device, host)?);
         }
         let addressable = devices.iter().map(|(place, _)| *place).collect();
-        Ok(ShardedTensor::new(buffers, addressable, shards, ty.clone(), logical_dims))
+        Ok(ShardedTensor::new(buffers, addressable, shards, ty.clone(), logical_dims).with_watch(watch))
     }
 
     /// Copies the tensor to the host, each shard once, without padding. A result that is sharded over several processes is
@@ -140,14 +172,23 @@ impl ShardedTensor {
         {
             return replicator(self)?.download();
         }
+        let tensor = self.copy_to_host().map_err(|e| self.failed(e))?;
+        self.watch.iter().for_each(Watch::ended);
+        Ok(tensor)
+    }
+
+    fn copy_to_host(&self) -> Result<Tensor, RuntimeError> {
+        let guard = |place| self.watch.as_ref().map(|watch| watch.over_download(place, self.device_bytes()));
         let (dtype, logical_dims) = (self.ty.dtype, &self.logical_dims);
         if self.shards.first().is_some_and(|p| p.size == self.ty.dims) && *logical_dims == self.ty.dims {
+            let _guard = guard(0);
             return Tensor::filled(dtype, logical_dims, |whole| Ok(self.buffers[0].read(whole)?));
         }
         Tensor::filled(dtype, logical_dims, |whole| {
             let to = strides(logical_dims, dtype.size());
             let mut seen: Vec<&Vec<usize>> = Vec::new();
-            for (buffer, shard) in self.buffers.iter().zip(self.addressable.iter().map(|place| &self.shards[*place])) {
+            let shards = self.addressable.iter().map(|place| &self.shards[*place]);
+            for (i, (buffer, shard)) in self.buffers.iter().zip(shards).enumerate() {
                 if seen.contains(&&shard.start) {
                     continue;
                 }
@@ -156,6 +197,7 @@ impl ShardedTensor {
                 let size: Vec<usize> =
                     inside.map(|((all, start), size)| all.saturating_sub(*start).min(*size)).collect();
                 let from = strides(&shard.size, dtype.size());
+                let _guard = guard(i);
                 copy(&buffer.to_host()?, &from, whole, &to, &shard.start, &size, dtype.size());
             }
             Ok(())

@@ -5,11 +5,12 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use super::cache::{Cache, CacheError, device_kind};
-use super::compile::{EngineOptions, compile_known, compile_options};
+use super::compile::{EngineOptions, Refused, compile_options};
 use super::error::RuntimeError;
 use super::flags::Toolchain;
 use super::platform::hardware;
 use super::sealed::sha256;
+use super::trial;
 use crate::analysis::{Chip, Links};
 use crate::hlo::Program;
 use crate::pjrt::discover::{self, Platform};
@@ -17,9 +18,6 @@ use crate::pjrt::{
     Attributes, Client, ClientOptions, CompileOptions, CpuOptions, CudaOptions, Error, Executable, LoadedExecutable,
     Plugin, Topology, Value,
 };
-
-/// The H200, in the words of XLA's compiler for GPUs.
-const H200: &str = include_str!("targets/h200.txtpb");
 
 /// Devices to compile for.
 #[derive(Clone, Debug, PartialEq)]
@@ -29,6 +27,8 @@ pub struct Target {
     name: Option<String>,
     /// Figures that times are predicted with.
     chip: Option<Chip>,
+    /// Of a GPU: XLA's description of it.
+    target_config: Option<String>,
     /// Chips along each dimension; for GPUs partitions, hosts, devices a host; virtual CPU devices.
     shape: Vec<usize>,
     /// Of a TPU: as many of that shape, with a network between them.
@@ -52,6 +52,17 @@ impl FromStr for Target {
     type Err = UnknownTarget;
 
     fn from_str(text: &str) -> Result<Self, UnknownTarget> {
+        Target::of(text, None)
+    }
+}
+
+impl Target {
+    /// Devices by name, with times predicted by a chip, else by their own. A GPU of the chip's name is compiled for by the
+    /// chip's description.
+    ///
+    /// # Errors
+    /// An unknown platform, chip or shape; a GPU without a description.
+    pub fn of(text: &str, chip: Option<&Chip>) -> Result<Self, UnknownTarget> {
         let fail = |why: String| Err(UnknownTarget { target: text.into(), why });
         let parts: Vec<&str> = text.split(':').collect();
         let shape = |text: &str| -> Option<Vec<usize>> {
@@ -76,13 +87,19 @@ impl FromStr for Target {
             _ => return fail("not of that form".into()),
         };
         let of_platform = |c: &&Chip| matches!(c.links, Links::Torus { .. }) == (platform == Platform::Tpu);
-        let chip = name.and_then(|name| Chip::named(name).ok().filter(of_platform)).map(Chip::calibrated);
-        let name = name.map(String::from);
-        match (shape, &chip, &name) {
-            (_, None, Some(name)) => fail(format!("unknown chip '{name}'")),
-            (Some(shape), ..) => Ok(Target { platform, name, chip, shape, slices }),
-            (None, ..) => fail(format!("'{}' is not a shape of it", parts.last().unwrap_or(&""))),
+        let own = chip.filter(|c| name == Some(c.name.as_str()));
+        let named = own.or_else(|| Chip::named(name?).ok()).filter(of_platform);
+        let shape = match (named, name, shape) {
+            (None, Some(name), _) => return fail(format!("unknown chip '{name}'")),
+            (.., None) => return fail(format!("'{}' is not a shape of it", parts.last().unwrap_or(&""))),
+            (.., Some(shape)) => shape,
+        };
+        let target_config = named.and_then(|c| c.target_config.clone());
+        if platform == Platform::Cuda && target_config.is_none() {
+            return fail(format!("the chip file of '{}' has no target_config, which XLA compiles by", parts[1]));
         }
+        let (name, chip) = (name.map(String::from), chip.or(named).cloned());
+        Ok(Target { platform, name, chip, target_config, shape, slices })
     }
 }
 
@@ -104,6 +121,7 @@ pub struct OpenTarget {
     /// Bytes a program may use on a device, where there is a limit.
     pub capacity: Option<i64>,
     compiler: Compiler,
+    refused: Refused,
 }
 
 enum Compiler {
@@ -135,11 +153,12 @@ impl OpenTarget {
     /// The plugin's compiler for these devices.
     pub fn toolchain(&self) -> Toolchain {
         let version = match &self.compiler {
-            Compiler::Topology(topology) => topology.platform_version(),
-            Compiler::Client(client) => client.platform_version(),
+            // A plugin that does not say is one that nothing is known of.
+            Compiler::Topology(topology) => topology.platform_version().unwrap_or_else(|_| String::new()),
+            Compiler::Client(client) => client.platform_version().into(),
         };
         let (platform, kind) = (self.target.platform.name().into(), self.device_kind.clone());
-        Toolchain { platform, kind, version: version.unwrap_or_default() }
+        Toolchain { platform, kind, version }
     }
 
     /// Whether the devices are present, so that the compiler leaves nothing for a run to choose.
@@ -151,12 +170,6 @@ impl OpenTarget {
 impl Target {
     pub fn platform(&self) -> Platform {
         self.platform
-    }
-
-    /// The same devices, with times predicted by another chip's figures.
-    #[must_use]
-    pub fn with_chip(self, chip: Option<Chip>) -> Target {
-        Target { chip: chip.or(self.chip), ..self }
     }
 
     /// Number of slices, with a network between them.
@@ -181,7 +194,7 @@ impl Target {
 
     fn plugin(&self) -> Result<Plugin, Error> {
         let search = discover::find(self.platform, None);
-        Plugin::load(&search.found.first().ok_or_else(|| search.not_found())?.path)
+        trial::load(&search.found.first().ok_or_else(|| search.not_found())?.path, None)
     }
 
     /// The GPUs of this host, where they are as many and of the kind: what they compile is complete, and they hold no memory
@@ -220,10 +233,12 @@ impl Target {
                 let device_kind = client.devices().first().map(|d| d.kind().to_owned()).unwrap_or_default();
                 let capacity = self.chip.as_ref().map(|c| c.capacity);
                 let compiler = Compiler::Client(client);
-                return Ok(OpenTarget { target: self.clone(), devices, device_kind, capacity, compiler });
+                let (target, refused) = (self.clone(), Refused::default());
+                return Ok(OpenTarget { target, devices, device_kind, capacity, compiler, refused });
             }
             Platform::Cuda => {
-                let options = attributes(&[("target_config", H200), ("topology", &shape)]);
+                let config = self.target_config.as_deref().unwrap_or_default();
+                let options = attributes(&[("target_config", config), ("topology", &shape)]);
                 Topology::new(&plugin, chip, &options)?
             }
             Platform::Tpu => {
@@ -243,13 +258,19 @@ impl Target {
             // A GPU's topology repeats the card's size, of which the driver keeps a part.
             capacity: [stated, self.chip.as_ref().map(|c| c.capacity)].into_iter().flatten().min(),
             compiler: Compiler::Topology(topology),
+            refused: Refused::default(),
         })
     }
 }
 
 impl OpenTarget {
-    /// The options that a run on such devices compiles with.
-    pub(crate) fn compile_options(&self, program: &Program, options: &EngineOptions) -> CompileOptions {
+    /// The options that a run on such devices is compiled with, as far as they are known to be taken.
+    pub(crate) fn known_options(&self, program: &Program, options: &EngineOptions) -> CompileOptions {
+        self.refused.without(self.compile_options(program, options))
+    }
+
+    /// The options that are asked for.
+    pub(super) fn compile_options(&self, program: &Program, options: &EngineOptions) -> CompileOptions {
         compile_options(&self.toolchain(), program, &self.devices, options)
     }
 
@@ -276,7 +297,10 @@ impl OpenTarget {
         let topology = self.topology()?;
         let kind = device_kind(self.target.platform.name(), &topology, &topology.devices()?)?;
         Ok(match self.target.platform {
-            Platform::Cuda => format!("{kind} {}", &sha256(H200.as_bytes())[..16]),
+            Platform::Cuda => {
+                let config = self.target.target_config.as_deref().unwrap_or_default();
+                format!("{kind} {}", &sha256(config.as_bytes())[..16])
+            }
             _ => kind,
         })
     }
@@ -286,12 +310,18 @@ impl OpenTarget {
     /// # Errors
     /// The compiler's message; a refused option of ours on a libtpu that it was tested with.
     pub fn compile(&self, program: &Program, options: &EngineOptions) -> Result<Compiled, RuntimeError> {
-        compile_known(&self.toolchain(), &self.compile_options(program, options), options, |o| {
+        let compile = |o: &CompileOptions| {
             Ok(match &self.compiler {
                 Compiler::Topology(topology) => Compiled::AheadOfTime(topology.compile(&program.text, o)?),
                 Compiler::Client(client) => Compiled::Loaded(client.compile(&program.text, o)?),
             })
-        })
+        };
+        let (toolchain, asked) = (self.toolchain(), self.compile_options(program, options));
+        loop {
+            if let Some(compiled) = self.refused.compile(&toolchain, &asked, options, compile)? {
+                return Ok(compiled);
+            }
+        }
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::Instant;
 
 use super::engine::Engine;
-use super::error::RuntimeError;
+use super::error::{During, RuntimeError};
 use super::sharded_tensor::{ShardedTensor, shards};
 use super::stored::ParameterSource;
 use super::timeline::SpanKind;
@@ -54,17 +54,14 @@ impl Parameters {
             return Ok(());
         }
         let since = Instant::now();
-        let tensors = loader::load(engine, program, &missing, source, told)?;
-        let (bytes, components) = missing.iter().fold((0, Vec::new()), |(bytes, mut names), param| {
-            if !names.contains(&param.component) {
-                names.push(param.component);
-            }
-            (bytes + param.bytes() as u64, names)
-        });
+        let components = components(&missing);
+        let tensors = loader::load(engine, program, &missing, source, told);
+        let tensors = tensors.map_err(|e| e.during(During::Load, &components))?;
+        let bytes: u64 = missing.iter().map(|param| param.bytes() as u64).sum();
         let gigabytes = bytes as f64 / 1e9;
         let rate = gigabytes / since.elapsed().as_secs_f64();
-        tracing::debug!("loaded {}: {gigabytes:.2} GB, {rate:.2} GB/s", components.join(", "));
-        engine.timeline().add(SpanKind::Load, &components.join(", "), since, Some(bytes));
+        tracing::debug!("loaded {components}: {gigabytes:.2} GB, {rate:.2} GB/s");
+        engine.timeline().add(SpanKind::Load, &components, since, Some(bytes));
         missing.into_iter().zip(tensors).for_each(|(param, tensor)| self.insert(param, tensor));
         Ok(())
     }
@@ -82,7 +79,9 @@ impl Parameters {
         if missing.is_empty() {
             return Ok(());
         }
-        for (param, tensor) in missing.iter().zip(random::parameters(engine, program, &missing, seed)?) {
+        let drawn = random::parameters(engine, program, &missing, seed);
+        let drawn = drawn.map_err(|e| e.during(During::Load, &components(&missing)))?;
+        for (param, tensor) in missing.iter().zip(drawn) {
             self.insert(param, tensor);
         }
         Ok(())
@@ -148,4 +147,15 @@ pub(crate) fn device_bytes(program: &Program, param: &Param) -> usize {
     let argument = program.argument(&param.name).map(|i| &program.arguments[i]);
     let shards = shards(&param.ty, &program.mesh, argument.and_then(|a| a.sharding.as_ref()));
     shards.first().map_or(0, |p| p.size.iter().product::<usize>() * param.ty.dtype.size())
+}
+
+/// The components of parameters, each once.
+fn components(params: &[&Param]) -> String {
+    let mut names: Vec<&str> = Vec::new();
+    for param in params {
+        if !names.contains(&param.component) {
+            names.push(param.component);
+        }
+    }
+    names.join(", ")
 }

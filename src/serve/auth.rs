@@ -19,6 +19,8 @@ const SESSION: Duration = Duration::from_secs(12 * 3600);
 const SESSIONS: usize = 1024;
 /// Name of the key that the environment gives.
 const ENV: &str = "env";
+/// Characters of a key at least.
+const SHORTEST: usize = 8;
 /// Bytes of a file of keys.
 const FILE_LIMIT: u64 = 1 << 20;
 
@@ -40,8 +42,8 @@ struct Session {
 /// The keys of a server, and its cookies.
 pub struct Keys {
     file: Option<PathBuf>,
-    /// Of the environment.
-    single: Option<String>,
+    /// Digest of the environment's.
+    single: Option<Digest256>,
     keys: RwLock<Arc<Vec<Key>>>,
     sessions: Mutex<HashMap<Digest256, Session>>,
 }
@@ -56,10 +58,15 @@ impl Keys {
     /// Keys of a file of lines `name:key`, and a single one, named `env`.
     ///
     /// # Errors
-    /// A file that others may read, cannot be read, or has a line of another form. No key is in the text.
+    /// A file that others may read, cannot be read, or has a line of another form; a key that is too short. No key is in the
+    /// text.
     pub fn open(file: Option<&Path>, single: Option<&str>) -> Result<Self, String> {
-        let single = single.filter(|key| !key.is_empty()).map(str::to_string);
-        let keys = read_keys(file, single.as_deref())?;
+        let single = single.filter(|key| !key.is_empty());
+        if single.is_some_and(|key| key.chars().count() < SHORTEST) {
+            return Err(format!("LTX2_API_KEY: it has fewer than {SHORTEST} characters"));
+        }
+        let single = single.map(digest);
+        let keys = read_keys(file, single)?;
         let sessions = Mutex::new(HashMap::new());
         Ok(Keys { file: file.map(Path::to_path_buf), single, keys: RwLock::new(Arc::new(keys)), sessions })
     }
@@ -69,7 +76,7 @@ impl Keys {
     /// # Errors
     /// As [`Keys::open`].
     pub fn reread(&self) -> Result<usize, String> {
-        let keys = read_keys(self.file.as_deref(), self.single.as_deref())?;
+        let keys = read_keys(self.file.as_deref(), self.single)?;
         let count = keys.len();
         *self.keys.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(keys);
         Ok(count)
@@ -147,14 +154,13 @@ fn digest(text: &str) -> Digest256 {
     Sha256::digest(text.as_bytes()).into()
 }
 
-fn read_keys(file: Option<&Path>, single: Option<&str>) -> Result<Vec<Key>, String> {
+fn read_keys(file: Option<&Path>, single: Option<Digest256>) -> Result<Vec<Key>, String> {
     let mut keys = match file {
         Some(file) => parse(&read_private(file)?).map_err(|why| format!("{}: {why}", file.display()))?,
         None => Vec::new(),
     };
-    if let Some(key) = single {
+    if let Some(digest) = single {
         // One key alone sees everything: there are no others whose videos it could see.
-        let digest = digest(key);
         if keys.iter().any(|other| other.name == ENV || other.digest == digest) {
             return Err(format!("LTX2_API_KEY: the file has its key, or one that is named '{ENV}' as it is"));
         }
@@ -197,8 +203,8 @@ fn parse(text: &str) -> Result<Vec<Key>, String> {
             return Err(format!("line {number}: a name has 1 to 64 letters, digits, dots, dashes"));
         }
         let key = key.trim();
-        if key.len() < 8 {
-            return Err(format!("line {number}: the key of '{name}' has fewer than 8 characters"));
+        if key.chars().count() < SHORTEST {
+            return Err(format!("line {number}: the key of '{name}' has fewer than {SHORTEST} characters"));
         }
         let digest = digest(key);
         if keys.iter().any(|other| other.name == name || other.digest == digest) {
@@ -244,6 +250,8 @@ mod tests {
             let error = Keys::open(Some(&path), Some(key)).expect_err("refused");
             assert!(error.contains("LTX2_API_KEY") && !error.contains("secret"), "{error}");
         }
+        assert!(Keys::open(None, Some("secret7")).expect_err("refused").contains("fewer than 8 characters"));
+        assert!(Keys::open(None, Some("")).is_ok_and(|keys| !keys.needed()));
         let (_folder, path) = file(&"# long\n".repeat(200_000), 0o600);
         assert!(Keys::open(Some(&path), None).expect_err("refused").contains("more than 1048576 bytes"));
     }

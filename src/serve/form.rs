@@ -36,6 +36,23 @@ pub struct Form {
     pub body_sha256: String,
 }
 
+impl Form {
+    /// Whether it carries files, as parts or in its fields, which take time to decode.
+    pub fn has_files(&self) -> bool {
+        /// Texts above this many bytes are no prompts.
+        const LONG: usize = 16 << 10;
+        fn holds(value: &Value) -> bool {
+            match value {
+                Value::String(text) => text.len() > LONG || text.starts_with("data:"),
+                Value::Array(all) => all.iter().any(holds),
+                Value::Object(all) => all.values().any(holds),
+                _ => false,
+            }
+        }
+        !self.parts.is_empty() || self.fields.values().any(holds)
+    }
+}
+
 /// A file of a form, on disk.
 #[derive(Debug)]
 pub struct FilePart {

@@ -264,8 +264,8 @@ impl Metrics {
         self.streams.set(self.open_streams.load(Ordering::Relaxed));
         self.store_bytes.set(whole(now.usage.bytes));
         self.store_free.set(whole(now.usage.free));
-        self.resident.set(whole(process::resident_bytes()));
-        self.descriptors.set(whole(process::open_descriptors()));
+        process::resident_bytes().map(|bytes| self.resident.set(whole(bytes)));
+        process::open_descriptors().map(|count| self.descriptors.set(whole(count)));
         let mut text = String::new();
         // Writing to a string does not fail.
         let _ = encode(&mut text, &self.registry);

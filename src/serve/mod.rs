@@ -26,6 +26,7 @@ pub mod listen;
 pub mod metrics; // alias: of a server, the field's word
 pub mod model_device;
 pub mod objects;
+pub mod query;
 pub mod schedule;
 pub mod server;
 pub mod store;

@@ -123,6 +123,7 @@ fn fail(jobs: &Jobs, status: &Told, reason: &str) {
 
 fn own_device(jobs: &Jobs, status: &Told, factory: Factory, warm: &[Order], finisher: SyncSender<Finishing>) {
     let mut owned: Option<Box<dyn Device>> = None;
+    let mut says_farewell = false;
     let work = AssertUnwindSafe(|| -> Result<(), String> {
         let device = owned.insert(factory()?);
         for order in warm {
@@ -132,7 +133,11 @@ fn own_device(jobs: &Jobs, status: &Told, factory: Factory, warm: &[Order], fini
             match device.warm(order) {
                 Ok(()) => order.jobs.iter().for_each(|job| jobs.is_warm(job)),
                 Err(RunError::Stopped(_)) => return Ok(()),
-                Err(RunError::Job(failure)) => return Err(failure.message),
+                // A shape that does not fit, in all processes alike: they are told to end.
+                Err(RunError::Job(failure)) => {
+                    says_farewell = true;
+                    return Err(failure.message);
+                }
                 Err(RunError::Device(reason)) => return Err(reason),
             }
         }
@@ -148,7 +153,9 @@ fn own_device(jobs: &Jobs, status: &Told, factory: Factory, warm: &[Order], fini
     if let Err(reason) = catch_unwind(work).unwrap_or_else(|panic| Err(words(&*panic))) {
         fail(jobs, status, &reason);
         // One that failed says no farewell to its other processes, which may wait for something else: they end by its loss.
-        std::mem::forget(owned);
+        if !says_farewell {
+            std::mem::forget(owned);
+        }
     }
 }
 
@@ -179,6 +186,8 @@ fn run_and_hand_on(
     let result = AssertUnwindSafe(|| device.run(&running.order, &mut watch));
     match catch_unwind(result).unwrap_or_else(|panic| Err(RunError::Device(words(&*panic)))) {
         Ok(made) => {
+            // It may have been noted as not loaded: another job of its shape did not fit.
+            running.order.jobs.iter().for_each(|job| jobs.is_warm(job));
             jobs.made(running);
             hand_on(jobs, running, made, finisher)
         }

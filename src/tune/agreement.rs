@@ -1,5 +1,7 @@
 //! Agreement of predicted with measured step times.
 
+use std::collections::BTreeSet;
+
 use super::case_result::CaseResult;
 
 /// Agreement of predictions with measurements, over the cases that have both.
@@ -34,9 +36,11 @@ pub(crate) fn agreement(rows: &[CaseResult]) -> Option<Agreement> {
     of(&pairs(rows))
 }
 
-/// Predicted and measured milliseconds of each case that has both.
+/// Predicted and measured milliseconds of each case that has both; cases of one program, which was measured once, are one.
 pub(super) fn pairs(rows: &[CaseResult]) -> Vec<(f64, f64)> {
+    let mut seen = BTreeSet::new();
     rows.iter()
+        .filter(|r| r.report.as_ref().is_none_or(|report| seen.insert(&report.hash)))
         .filter_map(|r| Some((r.predicted()?, r.measured? * 1e3)))
         .filter(|(p, m)| *p > 0.0 && *m > 0.0)
         .collect()

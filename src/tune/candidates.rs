@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use super::compile_report::{CollectiveEntry, CompileReport, TensorPlacement};
 use crate::config::LayoutSource;
-use crate::nn::{Axis, ContextParallelKind, Override, Rule};
+use crate::nn::{Axis, ContextParallelKind, Override, Role, Rule};
 
 /// Layout with one rule changed.
 #[derive(Clone, Debug)]
@@ -104,7 +104,7 @@ impl Around<'_> {
             let split = |(axis, mesh): (&String, &Vec<String>)| {
                 (*axis == name || (rows && axis == "rows")) && mesh.iter().any(|m| rule.mesh_axes.contains(m))
             };
-            t.role == "activation" && t.axes.iter().zip(&t.sharding).any(split)
+            t.role == Role::Activation && t.axes.iter().zip(&t.sharding).any(split)
         };
         let repeated = self.base.predicted_ms.map(|p| p.compute * self.parts(rule) as f64 >= p.step);
         self.base.tensors.iter().any(computes) && repeated.unwrap_or(true)
@@ -118,14 +118,14 @@ impl Around<'_> {
             .base
             .tensors
             .iter()
-            .filter(|t| t.role != "activation" && covers(&t.tensor))
+            .filter(|t| t.role != Role::Activation && covers(&t.tensor))
             .filter_map(|t| {
                 let at = t.axes.iter().position(|a| *a == name)?;
                 let own = t.sharding[at].iter().filter(|m| rule.mesh_axes.contains(m));
                 let parts: usize = own.filter_map(|m| self.base.mesh.get(m)).product();
                 let stacked = t.axes.first().is_some_and(|a| a == "layers");
                 let all = if stacked { self.base.needed.layers as f64 / self.base.layers.max(1) as f64 } else { 1.0 };
-                Some(t.bytes * parts.saturating_sub(1) as f64 * all)
+                Some(t.bytes as f64 * parts.saturating_sub(1) as f64 * all)
             })
             .sum();
         self.base.needed.bytes as f64 + grown <= capacity as f64
@@ -241,11 +241,11 @@ impl Around<'_> {
         let now = self.source.file.context_parallel;
         let collectives = self.picked(|e| {
             let attention = e.scope.split('/').any(|s| s.contains("attn"));
-            attention && e.role.as_deref() == Some("activation")
+            attention && e.role == Some(Role::Activation)
         });
         let split = |t: &TensorPlacement| {
             let mut dims = t.axes.iter().zip(&t.sharding);
-            t.role == "activation" && dims.any(|(axis, mesh)| axis.ends_with("_sequence") && !mesh.is_empty())
+            t.role == Role::Activation && dims.any(|(axis, mesh)| axis.ends_with("_sequence") && !mesh.is_empty())
         };
         if collectives.is_empty() || !self.base.tensors.iter().any(split) {
             return Vec::new();
@@ -272,6 +272,8 @@ impl Around<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::analysis::Predicted;
+    use crate::tune::compile_report::tests::{gather, placed, report};
 
     #[test]
     fn modules_of_one_kind_are_one_family() {
@@ -287,33 +289,29 @@ mod tests {
 
     /// A weight sharded over the devices that shard the tokens it is used with, gathered by two families.
     fn base(place: &str, gathered: f64) -> CompileReport {
-        let collective = |tensor: &str, role: &str, scope: &str, ms: f64, rule: String| {
-            serde_json::json!({"kind": "all-gather", "scope": scope, "tensor": tensor, "rule": [rule], "role": role,
-                "reason": "", "count": 1, "trip_count": 1.0, "per": "layer", "bytes": 1.0, "wire_bytes": 1.0,
-                "axes": ["context"], "dtype": "bf16", "overlapped": true, "ms": ms})
+        let embed = format!("{place}:4: embed: [context]");
+        let tokens = format!("{place}:3: video_sequence: [context]");
+        let collective = |tensor: &str, role, scope: &str, ms, rule: &str| CollectiveEntry {
+            rule: Some(vec![rule.into()]),
+            role: Some(role),
+            ..gather(scope, Some(tensor), ms)
         };
-        let tensor = |name: &str, role: &str, axes: [&str; 2]| {
-            serde_json::json!({"tensor": name, "scope": "", "role": role, "dtype": "bf16", "dims": [8, 8], "axes": axes,
-                "sharding": [[], ["context"]], "bytes": 10.0, "rules": []})
-        };
-        let (embed, tokens) = (format!("{place}:4: embed: [context]"), format!("{place}:3: video_sequence: [context]"));
-        let json = serde_json::json!({
-            "target": "tpu:v5p:2x2x2", "hash": "", "layout": "", "mesh": {"context": 8}, "layers": 1,
-            "memory": {"arguments": 1, "outputs": 1, "temporaries": 1, "total": 3, "capacity": 100},
-            "needed": {"layers": 1, "bytes": 20}, "flops": 1.0, "bytes_accessed": 1.0, "chip": null,
-            "collectives": {"per_layer_bytes": 1.0, "per_layer_wire_bytes": 1.0, "per_step_bytes": 1.0,
-                "per_step_wire_bytes": 1.0, "list": [
-                    collective("transformer.blocks.*.ff.net.2.weight", "parameter", "blocks/ff", gathered, embed.clone()),
-                    collective("transformer.blocks.*.attn1.to_q.weight", "parameter", "blocks/attn1", 2.0, embed),
-                    collective("transformer.blocks.*.attn1.attention", "activation", "blocks/attn1/sdpa", 1.0, tokens.clone()),
-                    collective("transformer.audio_state", "activation", "blocks/audio_ff", 0.5, tokens)]},
-            "predicted_ms": {"compute": 2.0, "memory": 2.0, "collective": 6.0, "step": 10.0},
-            "tensors": [
-                tensor("transformer.blocks.*.ff.net.2.weight", "parameter", ["mlp", "embed"]),
-                tensor("transformer.blocks.*.ff.out", "activation", ["rows", "video_sequence"])],
-            "notes": [], "compile_seconds": 1.0, "does_not_fit": null,
-        });
-        CompileReport::of(&json).expect("figures")
+        let mut base = report("tpu:v5p:2x2x2");
+        base.mesh = [("context".to_string(), 8)].into();
+        base.needed.bytes = 20;
+        base.predicted_ms = Some(Predicted { compute: 2.0, memory: 2.0, launch: 0.0, collective: 6.0, step: 10.0 });
+        let (parameter, activation) = (Role::Parameter, Role::Activation);
+        base.collectives.list = vec![
+            collective("transformer.blocks.*.ff.net.2.weight", parameter, "blocks/ff", gathered, &embed),
+            collective("transformer.blocks.*.attn1.to_q.weight", parameter, "blocks/attn1", 2.0, &embed),
+            collective("transformer.blocks.*.attn1.attention", activation, "blocks/attn1/sdpa", 1.0, &tokens),
+            collective("transformer.audio_state", activation, "blocks/audio_ff", 0.5, &tokens),
+        ];
+        base.tensors = vec![
+            placed("transformer.blocks.*.ff.net.2.weight", parameter, ["mlp", "embed"]),
+            placed("transformer.blocks.*.ff.out", activation, ["rows", "video_sequence"]),
+        ];
+        base
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use super::compile_report::CompileReport;
+use super::diagnose::Diagnosis;
 use crate::config::Case;
 
 /// One case of an experiment: its compile report, measured step time in seconds, or error.
@@ -17,6 +18,8 @@ pub struct CaseResult {
     pub error: Option<String>,
     /// Compiler of the target, with its version; none where the target cannot be opened.
     pub(crate) compiler: Option<String>,
+    /// Bytes of a device that the program may use, where that is less than the device has.
+    pub(crate) room: Option<i64>,
 }
 
 impl CaseResult {
@@ -32,7 +35,8 @@ impl CaseResult {
     }
 
     pub(crate) fn fits(&self) -> bool {
-        self.report.as_ref().is_some_and(CompileReport::fits)
+        let in_room = |f: &CompileReport| self.room.is_none_or(|room| f.device_bytes() <= room);
+        self.report.as_ref().is_some_and(|f| f.fits() && in_room(f))
     }
 
     /// Whether the layout is that of the configuration or the slice.
@@ -46,9 +50,34 @@ pub(crate) struct Group {
     /// Devices, configuration and shape; empty where no case names one, or all cases have the same configuration.
     pub(crate) parts: [String; 3],
     pub(crate) rows: Vec<CaseResult>,
+    /// Diagnosis of the fastest case that fits, where it was asked for.
+    pub(crate) diagnosis: Option<GroupDiagnosis>,
+}
+
+/// Diagnosis of one case of a group, or why it failed.
+#[derive(Clone, Debug)]
+pub(crate) struct GroupDiagnosis {
+    pub(crate) label: String,
+    pub(crate) result: Result<Diagnosis, String>,
 }
 
 impl Group {
+    /// Name of a case with its group's, where the group has one.
+    pub(super) fn name_of(&self, label: &str) -> String {
+        self.parts
+            .iter()
+            .map(String::as_str)
+            .chain([label])
+            .filter(|part| !part.is_empty())
+            .collect::<Vec<_>>()
+            .join(", ")
+    }
+
+    /// The fastest case that fits into device memory.
+    pub(super) fn fastest(&self) -> Option<&CaseResult> {
+        self.rows.iter().find(|row| row.fits())
+    }
+
     pub(crate) fn name(&self) -> String {
         self.parts.iter().filter(|part| !part.is_empty()).cloned().collect::<Vec<_>>().join(", ")
     }
@@ -91,7 +120,7 @@ pub(crate) fn ranked(rows: Vec<CaseResult>) -> Vec<Group> {
                 let config = case.config.as_deref().filter(|_| several).map(stem);
                 let parts =
                     [devices(&row, types_differ), config.unwrap_or_default(), case.shape.clone().unwrap_or_default()];
-                groups.push((key, Group { parts, rows: vec![row] }));
+                groups.push((key, Group { parts, rows: vec![row], diagnosis: None }));
             }
         }
     }
@@ -114,7 +143,16 @@ mod tests {
         let some = |text: &str| Some(text.to_string());
         let case = Case { slice: some(slice), target: some(target), shape: some("768x512x121"), ..Case::default() };
         let (label, precision) = (slice.to_string(), precision.map(String::from));
-        CaseResult { case, label, precision, report: None, measured: Some(step), error: None, compiler: None }
+        CaseResult {
+            case,
+            label,
+            precision,
+            report: None,
+            measured: Some(step),
+            error: None,
+            compiler: None,
+            room: None,
+        }
     }
 
     #[test]

@@ -10,7 +10,6 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use super::children::{Task, TaskResult, Variable, run_tasks};
-use super::compile_json;
 use super::compile_report::CompileReport;
 use super::error::{Result, TuneError};
 use super::options::Options;
@@ -40,19 +39,15 @@ pub(super) struct CompileTask {
 pub(super) struct Compiled {
     /// Everything that the module depends on; none where no program was built.
     pub(crate) key: Option<CompileKey>,
-    /// Compile report as JSON, also of a program that does not fit.
-    result: Option<Value>,
+    /// Also of a program that does not fit.
+    pub(crate) report: Option<CompileReport>,
     /// Message of a failure, or what does not fit.
     pub(crate) error: Option<String>,
 }
 
 impl Compiled {
     fn failed(key: Option<CompileKey>, error: String) -> Self {
-        Compiled { key, result: None, error: Some(error) }
-    }
-
-    pub(crate) fn report(&self) -> Option<CompileReport> {
-        self.result.as_ref().and_then(CompileReport::of)
+        Compiled { key, report: None, error: Some(error) }
     }
 }
 
@@ -75,7 +70,7 @@ impl Plan {
 }
 
 enum Looked {
-    Done(Compiled),
+    Done(Box<Compiled>),
     Missing(CompileKey),
 }
 
@@ -153,7 +148,7 @@ impl<'a> Compiler<'a> {
                     // A task that does not come to a program is known if it was met before.
                     let new = self.log(task, &compiled, 0.0)?;
                     known += usize::from(compiled.key.is_some() || !new);
-                    results[n] = Some(compiled);
+                    results[n] = Some(*compiled);
                 }
                 Looked::Missing(key) => match open.iter_mut().find(|(other, _)| *other == key) {
                     Some((_, same)) => same.push(n),
@@ -205,7 +200,7 @@ impl<'a> Compiler<'a> {
     fn left(&mut self, task: &CompileTask, done: &TaskResult) -> Result<Compiled> {
         let words = || done.error.clone().unwrap_or_else(|| "no module was stored".into());
         let missing = match self.look(task, false)? {
-            Looked::Done(compiled) => return Ok(compiled),
+            Looked::Done(compiled) => return Ok(*compiled),
             Looked::Missing(key) => key,
         };
         if done.crashed {
@@ -219,7 +214,7 @@ impl<'a> Compiler<'a> {
         let config = load(&task.given)?.config;
         let machine = match self.machine(&task.target) {
             Ok(machine) => machine,
-            Err(why) => return Ok(Looked::Done(Compiled::failed(None, why))),
+            Err(why) => return Ok(Looked::Done(Compiled::failed(None, why).into())),
         };
         let options = options(task, &self.modules);
         let mut analysed = analyse(&config, &options, &machine);
@@ -227,23 +222,27 @@ impl<'a> Compiler<'a> {
             std::fs::remove_file(path).map_err(TuneError::file(path))?;
             analysed = analyse(&config, &options, &machine);
         }
-        Ok(Looked::Done(match analysed {
+        let compiled = match analysed {
             Ok(done) => {
                 let error = done.shortage.as_ref().map(ToString::to_string);
-                // In the form that the log is read in, so that the two can be compared.
-                let text = compile_json::json(&done, &task.target).to_string();
-                Compiled { result: serde_json::from_str(&text).ok(), key: done.key, error }
+                let key = done.key.clone();
+                Compiled { key, report: Some(CompileReport::of(done, &task.target)), error }
             }
             Err(PipelineError::NotCompiled(key)) => return Ok(Looked::Missing(*key)),
             Err(PipelineError::Refused { key, message, .. }) => Compiled::failed(Some(*key), short(&message)),
             Err(e) => Compiled::failed(None, short(&one_line(&e))),
-        }))
+        };
+        Ok(Looked::Done(compiled.into()))
     }
 
     /// Adds a line to the log unless the last one of the same case and program is equal; whether it did.
     fn log(&mut self, task: &CompileTask, compiled: &Compiled, seconds: f64) -> Result<bool> {
         let key = digest(&json!([task.command, compiled.key]));
-        let Compiled { key: identity, result, error } = compiled.clone();
+        // In the form that the log is read in, so that the two can be compared.
+        let text =
+            compiled.report.as_ref().map(|report| serde_json::to_string(report).expect("a struct has a JSON form"));
+        let result = text.and_then(|text| serde_json::from_str(&text).ok());
+        let (identity, error) = (compiled.key.clone(), compiled.error.clone());
         if self.results.get(&key).is_some_and(|r| r.result == result && r.error == error) {
             return Ok(false);
         }
@@ -285,7 +284,7 @@ fn short(message: &str) -> String {
 
 fn said(compiled: &Compiled, seconds: f64) -> String {
     let seconds = format!("{seconds:.0} s");
-    match (&compiled.error, compiled.report()) {
+    match (&compiled.error, &compiled.report) {
         (Some(error), _) => format!("{error} ({seconds})"),
         (None, Some(report)) => {
             let mb = report.collectives.per_layer_bytes / 1e6;

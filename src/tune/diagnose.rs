@@ -2,7 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use serde::Serialize;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 use super::candidates::{Candidate, candidates};
 use super::compile_report::CompileReport;
@@ -10,7 +11,9 @@ use super::compiler::{CompileTask, Compiler, write_layout};
 use super::difference::{Difference, difference};
 use super::error::{Result, TuneError};
 use super::options::Options;
-use crate::config::{CliOverrides, LayoutSource, load, read_layout_source};
+use crate::config::{AUTO, CliOverrides, LayoutSource, load, read_layout_source};
+use crate::pipeline::compile::resolved;
+use crate::pipeline::layouts::mesh_name;
 use crate::pipeline::programs::ProgramKind;
 use crate::runtime::Target;
 
@@ -31,10 +34,13 @@ pub(crate) struct DiagnoseRequest {
     pub(crate) timeout: u64,
 }
 
+/// Changes that are compiled unless the user says otherwise.
+pub(crate) const BUDGET: usize = 6;
+
 /// Minimum gain of a suggestion, as a fraction of the step.
 pub(crate) const MIN_GAIN: f64 = 0.01;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum TradeOff {
     /// Neither memory nor new collectives.
@@ -46,7 +52,7 @@ pub(crate) enum TradeOff {
 }
 
 /// Compiled change of the layout.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub(crate) struct Suggestion {
     pub(crate) change: String,
     #[serde(rename = "price")]
@@ -74,8 +80,7 @@ impl Suggestion {
 pub(crate) struct Diagnosis {
     /// Report of the unchanged program; rules name the requested layout file.
     pub(crate) base: CompileReport,
-    /// Changes that gain, ordered by trade-off, then by gain per tensor family, so that one change of one family ranks
-    /// before one change of several.
+    /// Changes that gain, the largest gain first; of equal ones that of fewer families.
     pub(crate) suggestions: Vec<Suggestion>,
     /// Compiled changes below the minimum gain, with their gain.
     pub(crate) no_gain: Vec<(String, f64)>,
@@ -89,10 +94,23 @@ pub(crate) struct Diagnosis {
 /// # Errors
 /// Invalid configuration or layout; a program that does not compile unchanged.
 pub(crate) fn diagnose(request: &DiagnoseRequest, options: &Options) -> Result<Diagnosis> {
-    let target = request.target.parse::<Target>()?.with_chip(request.chip.clone());
-    let config = load(&request.given)?.config;
-    let asked = read_layout_source(&config.layout)?;
+    let target = Target::of(&request.target, request.chip.as_ref())?;
     let mut compiler = Compiler::open(options)?;
+    let mut config = load(&request.given)?.config;
+    let mut request = request.clone();
+    if config.layout == AUTO {
+        let machine = compiler.machine(&target).map_err(TuneError::Base)?;
+        config = resolved(&config, &machine)?;
+        // The mesh that was decided; one that was given stays.
+        let mesh = config.placement(machine.devices.len())?.mesh;
+        request.given.mesh = Some(mesh_name(&mesh));
+        if let Some(at) = request.settings.iter().position(|word| word == "--mesh") {
+            request.settings.drain(at..at + 2);
+        }
+        request.settings.extend(["--mesh".to_string(), mesh_name(&mesh)]);
+    }
+    let asked = read_layout_source(&config.layout)?;
+    let request = &request;
     let jobs = Jobs { request, options, target };
     // A copy named by its contents, so that equal layouts are compiled once whatever their files are called.
     let (source, path) = jobs.write(&asked)?;
@@ -100,7 +118,8 @@ pub(crate) fn diagnose(request: &DiagnoseRequest, options: &Options) -> Result<D
     let compiled = compiler.compile(std::slice::from_ref(&task), &[None], request.timeout)?;
     let no_report = |error: Option<String>| error.unwrap_or_else(|| "the compiler returned no report".into());
     let base = compiled.into_iter().next().expect("a result of each task");
-    let base = base.report().ok_or_else(|| TuneError::Base(no_report(base.error)))?;
+    let unchanged = base.key;
+    let base = base.report.ok_or_else(|| TuneError::Base(no_report(base.error)))?;
     let mut all = candidates(&source, &base, MIN_GAIN);
     if let Some(number) = request.collective {
         if number == 0 || number > base.collectives.list.len() {
@@ -109,16 +128,26 @@ pub(crate) fn diagnose(request: &DiagnoseRequest, options: &Options) -> Result<D
         }
         all.retain(|c| c.collectives.contains(&(number - 1)));
     }
-    let not_compiled = all.split_off(all.len().min(request.budget)).into_iter().map(|c| c.change).collect();
-    let mut tasks = Vec::new();
-    for c in &all {
-        let (_, path) = jobs.write(&c.layout)?;
-        tasks.push(jobs.task(&path, &c.change));
+    let (suggestions, no_gain, rejected, not_compiled) = (vec![], vec![], vec![], vec![]);
+    let mut diagnosis = Diagnosis { base, suggestions, no_gain, rejected, not_compiled };
+    let (mut chosen, mut tasks) = (Vec::new(), Vec::new());
+    for candidate in all {
+        let (_, path) = jobs.write(&candidate.layout)?;
+        let task = jobs.task(&path, &candidate.change);
+        // A program that cannot be written, or is the same, is known without compiling.
+        match compiler.key(&task)? {
+            Err(why) => diagnosis.rejected.push((candidate.change, why)),
+            Ok(key) if Some(&key) == unchanged.as_ref() => diagnosis.no_gain.push((candidate.change, 0.0)),
+            Ok(_) if tasks.len() == request.budget => diagnosis.not_compiled.push(candidate.change),
+            Ok(_) => {
+                tasks.push(task);
+                chosen.push(candidate);
+            }
+        }
     }
     let compiled = compiler.compile(&tasks, &options.workers(), request.timeout)?;
-    let mut diagnosis = Diagnosis { base, suggestions: vec![], no_gain: vec![], rejected: vec![], not_compiled };
-    for (candidate, compiled) in all.iter().zip(compiled) {
-        match compiled.report() {
+    for (candidate, compiled) in chosen.iter().zip(compiled) {
+        match compiled.report {
             None => diagnosis.rejected.push((candidate.change.clone(), no_report(compiled.error))),
             Some(f) if !f.fits() => {
                 diagnosis.rejected.push((candidate.change.clone(), "does not fit into device memory".into()))
@@ -132,8 +161,7 @@ pub(crate) fn diagnose(request: &DiagnoseRequest, options: &Options) -> Result<D
             }
         }
     }
-    let rank = |a: &Suggestion| (a.trade_off, -a.gain() / a.families as f64);
-    diagnosis.suggestions.sort_by(|a, b| rank(a).0.cmp(&rank(b).0).then(rank(a).1.total_cmp(&rank(b).1)));
+    diagnosis.suggestions.sort_by(|a, b| b.gain().total_cmp(&a.gain()).then(a.families.cmp(&b.families)));
     name_as_asked(&mut diagnosis.base, &asked, &source);
     diagnosis.base.layout = config.layout;
     Ok(diagnosis)

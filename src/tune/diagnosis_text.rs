@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::compile_report::{CompileReport, GIB};
+use super::compile_report::{CompileReport, GIB, name};
 use super::diagnose::{Diagnosis, MIN_GAIN, Suggestion, TradeOff};
 use super::table::columns;
 
@@ -24,7 +24,7 @@ pub(crate) fn diagnosis_text(diagnosis: &Diagnosis, only: Option<usize>) -> Stri
         "{}, layout {}: {} per step of {} blocks, {:.1} MB of collectives per block, {memory:.2}{capacity} GiB per device\n",
         base.target,
         base.layout,
-        cost(base, base.cost()),
+        base.cost_unit().text(base.cost()),
         base.layers,
         base.collectives.per_layer_bytes / MB
     );
@@ -46,14 +46,6 @@ pub(crate) fn diagnosis_text(diagnosis: &Diagnosis, only: Option<usize>) -> Stri
         let _ = writeln!(out, "not compiled within --budget: {}", diagnosis.not_compiled.join("; "));
     }
     out
-}
-
-/// Cost with its unit: time where the chip is known.
-fn cost(base: &CompileReport, value: f64) -> String {
-    match base.predicted_ms {
-        Some(_) => format!("{value:.2} ms"),
-        None => format!("{:.3} MB received", value / MB),
-    }
 }
 
 fn collectives(base: &CompileReport, only: Option<usize>) -> String {
@@ -78,8 +70,8 @@ fn collectives(base: &CompileReport, only: Option<usize>) -> String {
             e.runs().to_string(),
             format!("{:.3}", e.bytes / MB),
             e.ms.map_or(String::new(), |ms| format!("{:.2}", e.runs() * ms)),
-            e.kind.clone(),
-            e.role.clone().unwrap_or_default(),
+            e.kind.name().into(),
+            e.role.map(name).unwrap_or_default(),
             e.tensor.clone().unwrap_or_else(|| e.scope.clone()),
             e.rule.iter().flatten().cloned().collect::<Vec<_>>().join("; "),
             e.reason.clone(),
@@ -95,12 +87,27 @@ fn collectives(base: &CompileReport, only: Option<usize>) -> String {
     out
 }
 
-fn one(n: usize, a: &Suggestion, base: &CompileReport) -> String {
-    let trade_off = match a.trade_off {
-        TradeOff::None => "no trade-off",
-        TradeOff::Memory => "more memory",
-        TradeOff::OtherCollectives => "other collectives instead",
+/// Suggestions of a diagnosis as lines of a Markdown list.
+pub(super) fn suggestion_lines(diagnosis: &Diagnosis) -> Vec<String> {
+    let unit = diagnosis.base.cost_unit();
+    let line = |s: &Suggestion| {
+        let [before, after] = s.cost.map(|cost| unit.text(cost));
+        let (gain, memory) = (-s.gain() * 100.0, s.difference.memory as f64 / GIB);
+        format!("`{}`: {before} to {after} ({gain:+.1} %), {memory:+.2} GiB; {}", s.change, trade_off(s))
     };
+    diagnosis.suggestions.iter().map(line).collect()
+}
+
+fn trade_off(suggestion: &Suggestion) -> &'static str {
+    match suggestion.trade_off {
+        TradeOff::None => "free: no more memory, no other collectives",
+        TradeOff::Memory => "costs memory",
+        TradeOff::OtherCollectives => "other collectives instead",
+    }
+}
+
+fn one(n: usize, a: &Suggestion, base: &CompileReport) -> String {
+    let unit = base.cost_unit();
     let kinds = a.difference.by_kind();
     let names = |sign: f64| -> String {
         let kinds = kinds.iter().filter(|(_, bytes)| bytes * sign >= SHOWN);
@@ -108,14 +115,15 @@ fn one(n: usize, a: &Suggestion, base: &CompileReport) -> String {
         if text.is_empty() { "nothing".into() } else { text.join(", ") }
     };
     format!(
-        "{n}. {}\n   {} -> {} per step ({:+.1} %), {:.1} -> {:.1} MB per block; {trade_off}: {:+.2} GiB per device\n   \
+        "{n}. {}\n   {} -> {} per step ({:+.1} %), {:.1} -> {:.1} MB per block; {}, {:+.2} GiB per device\n   \
          removed per step: {}; added: {}\n",
         a.change,
-        cost(base, a.cost[0]),
-        cost(base, a.cost[1]),
+        unit.text(a.cost[0]),
+        unit.text(a.cost[1]),
         -a.gain() * 100.0,
         a.block_bytes[0] / MB,
         a.block_bytes[1] / MB,
+        trade_off(a),
         a.difference.memory as f64 / GIB,
         names(-1.0),
         names(1.0),

@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use serde::Serialize;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 use super::compile_report::CompileReport;
 
 /// Change of the collectives of one kind for one tensor or name scope.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub(crate) struct CollectiveDelta {
     pub(crate) kind: String,
     /// Tensor, else the name scope.
@@ -16,7 +17,7 @@ pub(crate) struct CollectiveDelta {
     pub(crate) bytes: f64,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub(crate) struct Difference {
     /// Collectives that the first has more of, the largest first.
     pub(crate) lost: Vec<CollectiveDelta>,
@@ -31,7 +32,7 @@ fn moved(f: &CompileReport) -> BTreeMap<(&str, &str), (f64, f64)> {
     let mut all = BTreeMap::new();
     for e in &f.collectives.list {
         let what = e.tensor.as_deref().unwrap_or(&e.scope);
-        let sum = all.entry((e.kind.as_str(), what)).or_insert((0.0, 0.0));
+        let sum = all.entry((e.kind.name(), what)).or_insert((0.0, 0.0));
         sum.0 += e.runs();
         sum.1 += e.step_bytes();
     }

@@ -21,6 +21,8 @@ pub enum TuneError {
     Target(#[from] crate::runtime::UnknownTarget),
     #[error("--memory-fit: the device memory of '{0}' is unknown; leave it out, or use a TPU or CUDA target")]
     Capacity(String),
+    #[error(transparent)]
+    Pipeline(#[from] crate::pipeline::PipelineError),
     #[error("{0}")]
     Base(String),
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use indexmap::IndexMap;
 use serde_json::{Value, json};
 
 use super::case_result::{CaseResult, stem};
@@ -54,7 +55,7 @@ fn precision(config: &Config) -> Option<String> {
 }
 
 /// Axes of more than one device, as `--mesh` takes them.
-fn mesh_name(mesh: &BTreeMap<String, usize>) -> String {
+fn mesh_name(mesh: &IndexMap<String, usize>) -> String {
     let axes = mesh.iter().filter(|(_, size)| **size > 1).map(|(axis, size)| format!("{axis}={size}"));
     axes.collect::<Vec<_>>().join(",")
 }
@@ -75,7 +76,7 @@ fn flag_text(value: &crate::config::FlagValue) -> String {
 }
 
 /// Arguments that `compile` and `bench` share.
-fn settings(case: &Case, file: &Experiment) -> Result<Vec<String>> {
+pub(super) fn settings(case: &Case, file: &Experiment) -> Result<Vec<String>> {
     let files = case.config.iter().chain(&case.slice);
     let mut args: Vec<String> = files.flat_map(|name| ["-c".to_string(), name.clone()]).collect();
     let mut set = file.set.clone();
@@ -101,7 +102,7 @@ pub(crate) fn given(case: &Case, file: &Experiment) -> Result<CliOverrides> {
 
 fn compilation(case: &Case, cases: &[Case], file: &Experiment, options: &Options) -> Result<CompileTask> {
     let target = case.target.clone().expect("a file whose cases lack one is refused");
-    let parsed = options.predicted_on(target.parse()?);
+    let parsed = options.target(&target)?;
     let program = ProgramKind::named(&file.program).map_err(ConfigError::Flag)?;
     let mut command = vec!["-q".to_string(), "compile".into(), "--json".into(), "-".into(), "--target".into(), target];
     command.extend(options.chip_arguments());
@@ -118,6 +119,7 @@ fn compilation(case: &Case, cases: &[Case], file: &Experiment, options: &Options
 struct Measurement {
     /// Key of the program that runs.
     identity: CompileKey,
+    device_kind: String,
     /// Random weights, steps of the denoising loop alone.
     run: Task,
     /// Compilation of the loop into the compile cache, where there is one.
@@ -130,7 +132,7 @@ fn measurement(
     compiled: &CompileTask,
     case: &Case,
     file: &Experiment,
-    mesh: &BTreeMap<String, usize>,
+    mesh: &IndexMap<String, usize>,
 ) -> Result<Option<Measurement>> {
     let axes: Vec<String> = mesh.iter().map(|(axis, size)| format!("{axis}={size}")).collect();
     let mesh = if axes.is_empty() { "data=1".into() } else { axes.join(",") };
@@ -163,21 +165,36 @@ fn measurement(
         _ => None,
     };
     let run = Task { key, label: format!("{} measured", compiled.label), command };
-    Ok(Some(Measurement { identity, run, ahead }))
+    let device_kind = match compiler.machine(target) {
+        Ok(machine) => machine.device_kind.clone(),
+        Err(why) => {
+            tracing::warn!("{} cannot be measured: {why}", compiled.label);
+            return Ok(None);
+        }
+    };
+    Ok(Some(Measurement { identity, device_kind, run, ahead }))
 }
 
 /// One worker per GPU, with that GPU first: the compiler autotunes on the first.
 fn workers_of_gpus() -> Vec<Variable> {
     let gpus = match std::env::var("CUDA_VISIBLE_DEVICES") {
         Ok(listed) if !listed.is_empty() => listed.split(',').map(str::to_string).collect(),
-        _ => (0..platform::cuda_devices().unwrap_or(0)).map(|n| n.to_string()).collect::<Vec<_>>(),
+        _ => (0..platform::cuda_devices().map_or(0, |names| names.len())).map(|n| n.to_string()).collect::<Vec<_>>(),
     };
     let beginning_with = |n: usize| [&gpus[n..], &gpus[..n]].concat().join(",");
     (0..gpus.len()).map(|n| Some(("CUDA_VISIBLE_DEVICES", beginning_with(n)))).collect()
 }
 
-fn present(kind: Platform) -> bool {
-    kind == Platform::Cpu || platform::hardware(kind).is_ok()
+/// Whether a case's devices are here: of GPUs, those of the same kind, so that no card is measured for another.
+fn check_present(kind: Platform, device_kind: &str) -> std::result::Result<(), String> {
+    match kind {
+        Platform::Cpu => Ok(()),
+        Platform::Cuda => match platform::cuda_devices()? {
+            here if here.iter().all(|name| name == device_kind) => Ok(()),
+            here => Err(format!("the target's devices are {device_kind}, here are {}", here.join(", "))),
+        },
+        kind => platform::hardware(kind).map(|_| ()),
+    }
 }
 
 /// Compiles and measures what an experiment lacks, and returns the results of all cases.
@@ -194,14 +211,20 @@ pub fn experiment(file: &Experiment, options: &Options) -> Result<Vec<CaseResult
     let compilers: Vec<Option<String>> = tasks.iter().map(|task| compiler.version(&task.target)).collect();
     let mut measurements = Vec::new();
     for ((case, task), compiled) in cases.iter().zip(&tasks).zip(&all) {
-        let report = compiled.report().filter(|_| compiled.error.is_none());
-        let mesh = report.as_ref().map(|f| &f.mesh);
+        let report = compiled.report.as_ref().filter(|_| compiled.error.is_none());
+        let mesh = report.map(|f| &f.mesh);
         measurements.push(mesh.map(|m| measurement(&mut compiler, task, case, file, m)).transpose()?.flatten());
     }
     let results = &mut compiler.results;
     if options.measure {
-        let here = tasks.iter().zip(&measurements).filter(|(task, _)| present(task.target.platform()));
-        let here: Vec<Measurement> = here.filter_map(|(_, m)| m.clone()).collect();
+        let mut here: Vec<Measurement> = Vec::new();
+        for (task, measurement) in tasks.iter().zip(&measurements) {
+            let Some(measurement) = measurement else { continue };
+            match check_present(task.target.platform(), &measurement.device_kind) {
+                Ok(()) => here.push(measurement.clone()),
+                Err(why) => tracing::warn!("{} is not measured: {why}", task.label),
+            }
+        }
         // Compilation is mostly host work: as many at a time as there are GPUs. Failures are reported by the measurement.
         let open = here.iter().filter(|m| !is_known(results, &m.run, options));
         let ahead: Vec<Task> = open.filter_map(|m| m.ahead.clone()).collect();
@@ -219,10 +242,10 @@ pub fn experiment(file: &Experiment, options: &Options) -> Result<Vec<CaseResult
     let rows = rows.map(|((((case, compiled), measurement), compiler), config)| {
         let measured = measurement.and_then(|m| results.get(&m.run.key));
         let seconds = measured.and_then(|r| r.result.as_ref()?.pointer("/programs/denoise_loop/median")?.as_f64());
-        let report = compiled.report();
+        let report = compiled.report;
         let error = compiled.error.or_else(|| measured.and_then(|r| r.error.clone()));
         let (label, precision) = (name(&case, report.as_ref()), precision(config));
-        CaseResult { label, case, precision, report, measured: seconds, error, compiler }
+        CaseResult { label, case, precision, report, measured: seconds, error, compiler, room: None }
     });
     Ok(rows.collect())
 }

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use super::children::Variable;
+use super::error::Result;
 use crate::analysis::Chip;
 use crate::runtime::Target;
 
@@ -21,9 +22,9 @@ pub struct Options {
 }
 
 impl Options {
-    /// A target with the figures that its times are predicted by.
-    pub(super) fn predicted_on(&self, target: Target) -> Target {
-        target.with_chip(self.chip.as_ref().map(|(_, chip)| chip.clone()))
+    /// A target by name, with the chip that its times are predicted by.
+    pub(super) fn target(&self, name: &str) -> Result<Target> {
+        Ok(Target::of(name, self.chip.as_ref().map(|(_, chip)| chip))?)
     }
 
     /// Arguments of a child that compiles for the same chip.

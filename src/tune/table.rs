@@ -119,6 +119,6 @@ fn markdown_table(rows: &[Vec<String>], numbers: usize) -> String {
 }
 
 /// Text that no character of ends a line, a cell or the text, or begins markup of HTML.
-fn in_a_line(text: &str) -> String {
+pub(super) fn in_a_line(text: &str) -> String {
     text.replace(['\n', '\r'], " ").replace('|', "\\|").replace('<', "&lt;")
 }

@@ -101,8 +101,9 @@ impl ModelSource {
             let Ok(folder) = self.folder(component) else { continue };
             let path = folder.join(component.config_file());
             // A file that is no JSON is an error where it is read.
-            let config = read_json(&path).unwrap_or_default();
-            newer::refuse_config(&path, component, &config)?;
+            if let Ok(config) = read_json(&path) {
+                newer::refuse_config(&path, component, &config)?;
+            }
         }
         Ok(())
     }

@@ -261,10 +261,12 @@ fn assert_parts_add_up(run: &Value) {
 fn the_programs_of_a_run_are_timed_and_compared() {
     let dir = tempfile::tempdir().expect("a folder");
     let bench = |more: &[&str]| ltx2(dir.path(), &[&["bench", "-c", support::tiny()], more].concat());
-    let out = bench(&["--runs", "3", "--json", "a.json"]);
+    // A CPU has no figures of its own: those of a chip that is named.
+    let out = bench(&["--runs", "3", "--json", "a.json", "--chip", "h200"]);
     assert!(out.status.success(), "{}", text(&out.stderr));
     let table = text(&out.stdout);
     assert!(PROGRAMS.iter().all(|p| table.contains(p)) && table.contains("TFLOP/s"), "{table}");
+    assert!(table.contains("predicted ms"), "{table}");
 
     let report = json(&dir.path().join("a.json"));
     assert_eq!((&report["platform"], &report["devices"], &report["videos"]), (&"cpu".into(), &1.into(), &1.into()));
@@ -294,7 +296,7 @@ fn the_programs_of_a_run_are_timed_and_compared() {
         let flops = number(&p["program"]["flops"]);
         assert!(flops > 1e4 && (number(&p["flops_per_second"]) / (flops / median) - 1.0).abs() < 1e-9, "{name}: {p}");
         assert!(number(&p["share_of_matmul"]) > 0.0, "{name}: {p}");
-        for key in ["compile_seconds", "parameter_bytes"] {
+        for key in ["compile_seconds", "parameter_bytes", "predicted"] {
             assert!(number(&p["program"][key]) > 0.0, "{name} {key}");
         }
         assert!(p["program"]["memory"]["arguments"].as_i64() >= p["program"]["parameter_bytes"].as_i64(), "{p}");
@@ -368,7 +370,7 @@ fn the_configuration_of_a_model_that_is_here_is_its_own() {
 #[needs(cpu)]
 fn small_programs_are_timed_and_fitted() {
     let dir = tempfile::tempdir().expect("a folder");
-    let (measured, fitted) = (dir.path().join("micro.json"), dir.path().join("fit.json"));
+    let (measured, fitted) = (dir.path().join("micro.json"), dir.path().join("fit.toml"));
     let path = |p: &Path| p.to_str().expect("UTF-8").to_string();
     let flags =
         ["bench", "--micro", "--platform", "cpu", "--mesh", "context=2", "--runs", "3", "--json", &path(&measured)];
@@ -390,16 +392,35 @@ fn small_programs_are_timed_and_fitted() {
     let product = of("product")[0];
     assert_eq!(product["flops"].as_f64(), Some(2.0 * 128.0 * 128.0 * 256.0));
 
-    let out = ltx2(dir.path(), &["bench", "--micro", "--from", &path(&measured), "--fit", &path(&fitted)]);
+    // No chip is of this device, and another's data sheet is not taken for it.
+    let fit = |more: &[&str]| {
+        let from = ["bench", "--micro", "--from", &path(&measured), "--fit", &path(&fitted)];
+        ltx2(dir.path(), &[&from, more].concat())
+    };
+    for (more, want) in [(&[][..], "no chip file is known of the device 'cpu'"), (&["--chip", "h200"], "device_kinds")]
+    {
+        let out = fit(more);
+        assert_eq!(out.status.code(), Some(2), "{}", text(&out.stderr));
+        assert!(text(&out.stderr).contains(want) && text(&out.stderr).contains("'cpu'"), "{}", text(&out.stderr));
+        assert!(!fitted.exists());
+    }
+    let sheet = ltx2::analysis::Chip::named("v5e").expect("a chip").file_text().expect("its file");
+    let mine = dir.path().join("mine.toml");
+    std::fs::write(&mine, sheet.replace("\"v5e\"", "\"mine\"").replace("TPU v5e", "cpu")).expect("written");
+    let out = fit(&["--chip", &path(&mine)]);
     assert!(out.status.success(), "{}", text(&out.stderr));
-    let constants = json(&fitted);
-    assert!(constants["product"]["rate"].as_f64().is_some_and(|r| r > 0.0), "{constants}");
+    let chip = ltx2::analysis::Chip::read(&fitted).expect("a chip file");
+    let constants = chip.calibration.expect("constants");
+    assert!(constants.matmul.rate > 0.0, "{constants:?}");
     // Beside other tests a longer collective may take less time than a shorter one: then its kind has no line.
     let least = if full() { 4 } else { 2 };
-    assert!(constants["exchanges"].as_array().is_some_and(|e| e.len() >= least), "{constants}");
-    assert_eq!(constants["source"][0]["devices"], 2);
-    let again: ltx2::analysis::Calibration = serde_json::from_value(constants).expect("the form of the data files");
-    assert_eq!(again.chip, "cpu");
+    assert!(constants.collectives.len() >= least, "{constants:?}");
+    assert_eq!(constants.source[0].devices, 2);
+    assert_eq!(chip.name, "mine");
+    // Onto the file itself; what it was a copy of is no part of the question then.
+    assert_eq!(fit(&["--chip", &path(&mine)]).status.code(), Some(2));
+    assert!(fit(&[]).status.success());
+    assert!(std::fs::read_to_string(&fitted).expect("text").contains("# bytes that a program may use"));
 
     let out = ltx2(dir.path(), &["bench", "--micro", "--from", "nowhere.json"]);
     assert_eq!(out.status.code(), Some(2));

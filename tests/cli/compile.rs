@@ -223,17 +223,19 @@ fn the_example_chip_predicts_without_a_rebuild() {
     let small: Vec<&str> = small.iter().flat_map(|s| ["--set", s]).collect();
     let arguments =
         ["compile", "--json", "-", "--target", "cpu:1", "-c", "nano_2_0", "--model", "nano", "--layers", "1"];
+    let modules = support::modules();
+    let arguments = [&arguments[..], &["--modules", modules.to_str().expect("UTF-8")]].concat();
     let predicted = |chip: &str| -> Json {
         let out = ltx2(&[&arguments[..], &["--chip", chip], &small].concat());
         assert!(out.status.success(), "{}", text(&out.stderr));
         serde_json::from_slice(&out.stdout).expect("JSON")
     };
-    let [h100, h200] = ["examples/chips/h100.toml", "h200"].map(predicted);
-    assert_eq!(h100["chip"]["name"], "h100");
-    // Both have the same matrix units by their data sheets; h200's file has measured constants instead of the memory's.
-    assert_eq!(h100["chip"]["peak"], 989e12);
-    assert_eq!([&h100, &h200].map(|r| r["memory"]["capacity"].as_i64()), [Some(80_000_000_000), Some(150_000_000_000)]);
-    assert!(h100["predicted_ms"]["step"].as_f64() > Some(0.0), "{}", h100["predicted_ms"]);
+    let [a100, h200] = ["examples/chips/a100.toml", "h200"].map(predicted);
+    assert_eq!(a100["chip"]["name"], "a100");
+    // Figures of the data sheets, whose memory both report; h200's file has measured constants too.
+    assert_eq!(a100["chip"]["peak"], 312e12);
+    assert_eq!([&a100, &h200].map(|r| r["memory"]["capacity"].as_i64()), [Some(80_000_000_000), Some(150_000_000_000)]);
+    assert!(a100["predicted_ms"]["step"].as_f64() > Some(0.0), "{}", a100["predicted_ms"]);
 }
 
 #[needs(cpu)]
@@ -248,7 +250,9 @@ fn a_chip_of_a_file_predicts() {
     std::fs::write(&file, format!("{figures}links.torus.bandwidth = 1e10\n")).expect("writes");
     let small = ["request.width=64", "request.height=96", "request.num_frames=9", support::QUICK];
     let small = small.iter().flat_map(|s| ["--set", s]);
-    let out = ltx2(&[&["compile", "--json", "-"], &arguments[..], &small.collect::<Vec<_>>()].concat());
+    let modules = support::modules();
+    let own = ["compile", "--json", "-", "--modules", modules.to_str().expect("UTF-8")];
+    let out = ltx2(&[&own, &arguments[..], &small.collect::<Vec<_>>()].concat());
     assert!(out.status.success(), "{}", text(&out.stderr));
     let figures: Json = serde_json::from_slice(&out.stdout).expect("JSON");
     assert_eq!(figures["chip"], serde_json::json!({"name": "mine", "peak": 1e12, "bandwidth": 1e11}));
@@ -257,7 +261,10 @@ fn a_chip_of_a_file_predicts() {
     let compute = figures["predicted_ms"]["compute"].as_f64().expect("a time");
     assert!((compute / (flops / 1e12 * 1e3) - 1.0).abs() < 1e-9, "{compute} ms for {flops} FLOPs");
     let message = fail(2, &[&arguments[..8], &["--chip", "v9"]].concat());
-    assert_eq!(message, "error: --chip: unknown chip 'v9'; known: v5e, v5p, v6e, tpu7x, h200");
+    assert_eq!(
+        message,
+        "error: runtime.chip_file = v9 (flag --chip): unknown chip 'v9'; known: v5e, v5p, v6e, tpu7x, h200, h100"
+    );
 }
 
 /// The published loop at all of its 48 blocks. On CUDA layers are unrolled, without stacks: `make test-cuda`.

@@ -223,3 +223,19 @@ fn of_two_runs_with_one_name_the_later_keeps_its_video_elsewhere() {
     assert_eq!(tensors.shape("frames"), Some(&[9, 96, 64, 3][..]));
     assert_eq!(folder.names(""), ["out.json", "out.mp4", "tmp"], "nothing half-written");
 }
+
+/// Separate processes, each of which compiles for itself: one hash. On a GPU `scripts/gpu/repeat.sh` does the same.
+#[needs(cpu, full)]
+fn twenty_processes_give_one_hash_warm_and_cold() {
+    let folder = Folder::new();
+    let warm = support::programs().display().to_string();
+    let runs = (0..20).map(|n| {
+        let (name, cold) = (format!("{n}.mp4"), folder.path(&format!("cold{n}")).display().to_string());
+        let cache = if n % 2 == 0 { &warm } else { &cold };
+        let (out, stderr) = ended(folder.start(&name, cache));
+        assert!(out.status.success(), "{stderr}");
+        (hashes(&folder.path(&name)), std::fs::read(folder.path(&name)).expect("a video"))
+    });
+    let all: Vec<_> = runs.collect();
+    assert!(all.iter().all(|one| *one == all[0]), "{:?}", all.iter().map(|(hash, _)| hash).collect::<Vec<_>>());
+}

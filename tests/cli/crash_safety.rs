@@ -11,7 +11,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 /// Kills of videos and of experiments, at times spread over as long as the work takes.
-const KILLS: [usize; 2] = [20, 10];
+const KILLS: [usize; 2] = [130, 10];
 
 /// Kills a process that cannot do anything about it; false where it had ended by itself.
 fn kill(mut child: Child) -> bool {

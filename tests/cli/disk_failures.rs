@@ -8,6 +8,7 @@ use std::process::{Command, Output, Stdio};
 
 use crate::support::{self, needs};
 use ltx2::pipeline::{saved, tensors};
+use ltx2::runtime::processes::store::Server;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -78,15 +79,14 @@ fn sidecar(video: &Path) -> Value {
     serde_json::from_str(&text).expect("JSON")
 }
 
-/// Not one byte more fits: neither programs nor steps can be kept, which is said; nor the video, which is the end.
+/// One page more fits: neither programs nor steps can be kept, which is said; nor the video, which is the end.
 #[needs(cpu, mount)]
 fn a_full_disk_leaves_nothing_half_written_and_the_video_elsewhere() {
     let folder = Folder::new();
     let disk = folder.path("disk");
     let cache = format!("runtime.compile_cache={}", disk.join("cache").display());
     let more = ["--checkpoint-every", "1", "--progress-every", "1", "--set", &cache];
-    let (ran, left) =
-        folder.on_a_disk("size=64k", "cat /dev/zero > \"$DISK/filler\" 2> /dev/null", "disk/out.mp4", &more);
+    let (ran, left) = folder.on_a_disk("size=64k", "head -c 60k /dev/zero > \"$DISK/filler\"", "disk/out.mp4", &more);
     let said = stderr(&ran);
     let full = "No space left on device";
     let warnings = |words: &str| said.lines().filter(|l| l.contains(words) && l.contains(full)).count();
@@ -94,12 +94,59 @@ fn a_full_disk_leaves_nothing_half_written_and_the_video_elsewhere() {
     assert!(warnings("the steps are not kept: ") > 0, "{said}");
     let error = error(&ran);
     assert!(error.contains(disk.join("out.mp4").to_str().expect("UTF-8")) && error.contains(full), "{error}");
-    assert_eq!(left, ["cache", "filler"], "{said}");
+    // The last page took the first steps; what takes their place later stays away, and they stay.
+    assert_eq!(left, ["cache", "filler", "out.mp4.steps.safetensors"], "{said}");
 
     let kept = error.split("; its frames and samples are kept in ").nth(1).expect("the place");
     assert!(Path::new(kept).starts_with(folder.path("tmp")), "{error}");
     assert_eq!(tensors::read(Path::new(kept)).expect("tensors")["frames"].shape(), [9, 96, 64, 3]);
-    assert_eq!(folder.names("tmp").len(), 1, "{:?}", folder.names("tmp"));
+    assert_eq!(folder.names("tmp").len(), 2, "{:?}", folder.names("tmp"));
+    assert_eq!(
+        sidecar(Path::new(kept))["sha256"]["frames"].as_str().map(str::len),
+        Some(64),
+        "beside it what repeats it"
+    );
+}
+
+/// Frames that have no room cost neither the video nor what repeats it; of them those are left that had some.
+#[needs(cpu, mount)]
+fn what_fails_beside_the_video_keeps_the_rest() {
+    let folder = Folder::new();
+    let path = |name: &str| folder.path(name).display().to_string();
+    let (frames, sound) = (path("disk"), path("sound.wav"));
+    let (dump, times) = (path("dump.safetensors"), path("times.json"));
+    let more = ["--save-frames", &frames, "--save-audio", &sound, "--dump", &dump, "--perf-json", &times];
+    let (ran, left) = folder.on_a_disk("size=64k", ":", "out.mp4", &more);
+    let error = error(&ran);
+    assert!(error.contains(&frames) && error.contains("No space left on device"), "{error}");
+    assert!(!left.is_empty() && left.iter().all(|name| name.starts_with("frame_0000")), "{left:?}");
+    let warning = format!("output.save_frames: {frames} has 0.06 MiB free, and what is written there may need 0.08");
+    assert!(stderr(&ran).contains(&warning), "it was foreseen: {}", stderr(&ran));
+    let all = ["disk", "dump.safetensors", "out.json", "out.mp4", "sound.wav", "times.json", "tmp"];
+    assert_eq!(folder.names(""), all);
+    let told = |line: &str| line == path("out.mp4");
+    assert!(stderr(&ran).lines().any(told), "the video is told of: {}", stderr(&ran));
+    assert!(sidecar(&folder.path("out.mp4"))["sha256"]["frames"].is_string());
+    // The next run finds the disk empty and goes through.
+    let whole = folder.generate(&[], &folder.path("again.mp4"), &[]).output().expect("runs");
+    assert!(whole.status.success(), "{}", stderr(&whole));
+    assert_eq!(sidecar(&folder.path("again.mp4"))["sha256"], sidecar(&folder.path("out.mp4"))["sha256"]);
+}
+
+/// The bytes of a run's files are known before the work: a disk that has no room for them is said then.
+#[needs(cpu, mount)]
+fn a_disk_without_the_room_is_said_first() {
+    let folder = Folder::new();
+    let (sound, disk) =
+        (folder.path("disk/sound.wav").display().to_string(), folder.path("disk").display().to_string());
+    let (ran, left) = folder.on_a_disk("size=8k", ":", "out.mp4", &["--save-audio", &sound]);
+    let error = error(&ran);
+    let start =
+        format!("error: output.save_audio: {disk} has 0.01 MiB free, and what is written there needs at least 0.");
+    assert!(error.starts_with(&start) && error.ends_with("; free some, or name a place on another disk"), "{error}");
+    assert!(!stderr(&ran).contains("denoise"), "nothing was begun: {}", stderr(&ran));
+    assert_eq!(left, [""; 0]);
+    assert_eq!(folder.names(""), ["disk", "tmp"], "nothing is left");
 }
 
 /// Said before the model is looked for.
@@ -108,8 +155,14 @@ fn a_disk_that_cannot_be_written_to_is_said_first() {
     let folder = Folder::new();
     let path = |name: &str| folder.path(name).display().to_string();
     let (dump, times) = (path("disk/dump.safetensors"), path("disk/times.json"));
-    let cases: [(&str, &[&str]); 3] =
-        [("disk/out.mp4", &[]), ("out.mp4", &["--dump", &dump]), ("out.mp4", &["--perf-json", &times])];
+    let (frames, sound) = (path("disk/frames"), path("disk/sound.wav"));
+    let cases: [(&str, &[&str]); 5] = [
+        ("disk/out.mp4", &[]),
+        ("out.mp4", &["--dump", &dump]),
+        ("out.mp4", &["--perf-json", &times]),
+        ("out.mp4", &["--save-frames", &frames]),
+        ("out.mp4", &["--save-audio", &sound]),
+    ];
     for (out, more) in cases {
         let (ran, left) = folder.on_a_disk("ro", ":", out, more);
         let error = error(&ran);
@@ -119,22 +172,57 @@ fn a_disk_that_cannot_be_written_to_is_said_first() {
     assert_eq!(folder.names(""), ["disk", "tmp"], "nothing is left");
 }
 
+/// Of several processes the first writes, and the others have no name to write to.
+#[needs(cpu)]
+fn of_two_processes_the_first_writes_what_is_asked_for() {
+    let folder = Folder::new();
+    let place = Server::start("127.0.0.1:0").expect("listens").address().to_string();
+    let (frames, sound) = (folder.path("frames").display().to_string(), folder.path("sound.wav").display().to_string());
+    let runs = ["0", "1"].map(|process| {
+        let own = ["--coordinator", &place, "--num-processes", "2", "--process-id", process];
+        let more = [&own[..], &["--save-frames", &frames, "--save-audio", &sound]].concat();
+        let mut run = folder.generate(&[], &folder.path("out.mp4"), &more);
+        run.env("LTX2_REHEARSE_PROCESSES", "1").stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("starts")
+    });
+    for run in runs {
+        let ended = run.wait_with_output().expect("ends");
+        assert!(ended.status.success(), "{}", stderr(&ended));
+    }
+    assert_eq!(folder.names(""), ["frames", "out.json", "out.mp4", "sound.wav", "tmp"]);
+    assert_eq!(folder.names("frames").len(), 9);
+}
+
 /// Folders that cannot be made are an error before the model is opened.
 #[needs(nothing)]
 fn a_folder_that_cannot_be_made_is_said_first() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = |name: &str| folder.path().join(name).display().to_string();
     fs::write(path("taken"), "a file").expect("written");
-    for (flag, name) in [("-o", "out.mp4"), ("--dump", "dump.safetensors"), ("--perf-json", "times.json")] {
+    let flags = [
+        ("-o", "out.mp4", "output.path"),
+        ("--dump", "dump.safetensors", "--dump"),
+        ("--perf-json", "times.json", "--perf-json"),
+        ("--save-frames", "frames", "output.save_frames"),
+        ("--save-audio", "sound.wav", "output.save_audio"),
+    ];
+    for (flag, name, key) in flags {
         let mut run = support::ltx2();
         run.args(["generate", "-p", "x", "--model", "no/such/model", flag, &path(&format!("taken/{name}"))]);
         if flag != "-o" {
             run.args(["-o", &path("out.mp4")]);
         }
         let error = error(&run.output().expect("runs"));
-        assert!(error.contains("cannot create folder") && error.contains(&path("taken")), "{flag}: {error}");
+        assert!(error.starts_with(&format!("error: {key}: cannot create folder")), "{flag}: {error}");
+        assert!(error.contains(&path("taken")), "{flag}: {error}");
     }
     assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 1, "nothing is left");
+
+    // A folder in a file's place.
+    fs::create_dir(path("folder.wav")).expect("a folder");
+    let mut run = support::ltx2();
+    run.args(["generate", "-p", "x", "--model", "no/such/model", "-o", &path("out.mp4"), "--save-audio"]);
+    let error = error(&run.arg(path("folder.wav")).output().expect("runs"));
+    assert!(error.starts_with("error: output.save_audio: cannot write") && error.contains("directory"), "{error}");
 }
 
 /// A write that fails in the middle for want of room: the limit is of a file's size.

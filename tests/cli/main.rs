@@ -1,6 +1,7 @@
 //! Tests of the binary: commands as their user gives them, on the CPU plugin.
 
 #![allow(clippy::unwrap_used)] // A test ends where something is not as it should be.
+#![allow(clippy::disallowed_methods)] // What a command printed is empty where it is no text.
 #![allow(unreachable_pub)] // Nobody uses a test binary as a library.
 
 #[path = "../support/mod.rs"]
@@ -17,9 +18,11 @@ mod concurrency;
 mod crash_safety;
 mod disk_failures;
 mod examples;
+mod faults;
 mod generate;
 mod given_video;
 mod interrupts;
+mod layout_auto;
 mod library;
 mod ltx2_5;
 mod memory;
@@ -40,6 +43,8 @@ mod time_line;
 mod tune;
 mod upsampling;
 mod verify;
+mod watchdog;
+mod why;
 
 fn main() -> std::process::ExitCode {
     support::harness::main()

@@ -2,17 +2,22 @@
 //! no room.
 
 use std::path::Path;
-use std::process::Output;
+use std::process::{Command, Output};
 
+use crate::support::standin::{Fault, RESOURCE_EXHAUSTED, Standin};
 use crate::support::{self, needs};
 use serde_json::Value;
 
 /// A run of a small model with settings of `runtime`, in a two-stage pipeline whose transformer loads twice.
 fn generate(out: &Path, more: &[&str]) -> Output {
-    let out = out.to_str().expect("UTF-8");
-    let run = ["generate", "-v", "-c", support::tiny(), "-o", out, "--pipeline", "two_stage", "--steps", "1"];
-    let run = [&run[..], &["--height", "64", "--num-frames", "17"]].concat();
-    support::ltx2().args([&run[..], more].concat()).output().expect("the binary runs")
+    let two_stages = ["--pipeline", "two_stage", "--steps", "1", "--height", "64", "--num-frames", "17"];
+    command(out, &[&two_stages[..], more].concat()).output().expect("the binary runs")
+}
+
+fn command(out: &Path, more: &[&str]) -> Command {
+    let mut command = support::ltx2();
+    command.args(["generate", "-v", "-c", support::tiny(), "-o"]).arg(out).args(more);
+    command
 }
 
 fn set(values: &[&str]) -> Vec<String> {
@@ -70,4 +75,59 @@ fn residency_changes_memory_and_not_the_video() {
     assert!(error.contains("needs") && error.contains("--num-frames 9 would fit"), "{error}");
     let error = refused(&["memory_limit=0.001"]);
     assert!(error.ends_with("take more devices"), "{error}");
+}
+
+/// The plugin finds no room where the plan had some: the message is the plan's, and what it proposes runs.
+#[needs(cpu)]
+fn memory_that_runs_out_is_told_in_the_plan_s_words() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let out = dir.path().join("out.mp4");
+    let said = "out of memory while trying to allocate 1 GiB";
+    let fault = Fault::Fail(RESOURCE_EXHAUSTED, said);
+    let failed = |standin: &Standin, more: &[&str], cached: bool| {
+        let mut run = command(&out, more);
+        standin.give(&mut run);
+        if !cached {
+            run.env("LTX2_COMPILE_CACHE", "off");
+        }
+        let ran = run.output().expect("the binary runs");
+        let log = stderr(&ran);
+        assert_eq!(ran.status.code(), Some(1), "{log}");
+        let errors: Vec<&str> = log.lines().filter_map(|line| line.strip_prefix("error: ")).collect();
+        let [error] = errors[..] else { panic!("one line says it: {log}") };
+        assert!(error.contains(": a device has too little memory: "), "{error}");
+        assert!(error.ends_with(&format!("(RESOURCE_EXHAUSTED): {said}")), "{error}");
+        assert_eq!(std::fs::read_dir(dir.path()).expect("a folder").count(), 0, "nothing is left");
+        // The flags between what is free and what they would do.
+        let words = if error.contains(" would fit") { " would fit" } else { " needs less" };
+        let change = error.split(words).next().and_then(|text| text.rsplit(": ").next());
+        (error.to_string(), change.expect("a change").to_string())
+    };
+    let start = |(error, _): &(String, String), words: &str| assert!(error.starts_with(words), "{error}");
+
+    // Everything is loaded: a part at a time needs less.
+    let runs = failed(&Standin::new().execution("denoise", 1, &fault), &[], true);
+    start(&runs, "running denoise: a device has too little memory: denoise needs ");
+    assert!(runs.0.contains(" with what stays loaded, what is free is not known: "), "{}", runs.0);
+    assert_eq!(runs.1, "--set runtime.residency=in_turn");
+    let uploads = failed(&Standin::new().at("PJRT_Client_BufferFromHostBuffer", 1, &fault), &[], true);
+    assert!(uploads.0.contains("GiB a device") && uploads.1 == runs.1, "{}", uploads.0);
+    let loads = failed(&Standin::new().at("PJRT_Client_CreateBuffersForAsyncHostToDevice", 1, &fault), &[], true);
+    start(&loads, "loading parameters of text_encoder, connectors: ");
+    let compiles = failed(&Standin::new().at("PJRT_Client_Compile", 1, &fault), &[], false);
+    start(&compiles, "compiling text_encoder: a device has too little memory: text_encoder needs ");
+    assert!(compiles.1 != runs.1, "what stays loaded does not change what one program needs: {}", compiles.0);
+
+    // Limits that are known are told, and the next change is another.
+    let in_turn = ["--set", "runtime.residency=in_turn", "--set", "runtime.memory_limit=1"];
+    let next = failed(&Standin::new().execution("video_decoder", 1, &fault), &in_turn, true);
+    start(&next, "running video_decoder: a device has too little memory: video_decoder needs ");
+    assert!(next.0.contains(" GiB a device, 1.00 GiB may be used: "), "{}", next.0);
+    assert!(next.1 != runs.1, "{}", next.0);
+    for (flags, before) in [(runs.1, &[][..]), (next.1, &in_turn[..])] {
+        let flags: Vec<&str> = flags.split(' ').map(|flag| flag.trim_matches('\'')).collect();
+        let ran = command(&out, &[before, &flags].concat()).output().expect("the binary runs");
+        assert!(ran.status.success(), "{flags:?}: {}", stderr(&ran));
+        [&out, &out.with_extension("json")].iter().for_each(|file| std::fs::remove_file(file).expect("removed"));
+    }
 }

@@ -9,12 +9,8 @@ use std::sync::OnceLock;
 use std::time::SystemTime;
 
 use crate::support::{self, needs};
-use ltx2::analysis::Chip;
-use ltx2::config::{CliOverrides, load, read_experiment};
-use ltx2::pipeline::PipelineError;
-use ltx2::pipeline::compile::{Compilation, CompileOptions, analyse, compile};
-use ltx2::pipeline::programs::ProgramKind;
-use ltx2::runtime::{CompileOutcome, ModuleStore, Target};
+use ltx2::config::read_experiment;
+use ltx2::runtime::{CompileOutcome, ModuleStore};
 use ltx2::tune::{CaseResult, Options, Record, experiment};
 use serde_json::Value;
 
@@ -204,45 +200,53 @@ fn a_program_is_what_results_are_known_by() {
     assert_ne!((&twin.options, twin.hash()), (&last.options, last.hash()));
 }
 
-/// A change of a constant of the cost model, planted in the chip: other times from the same module.
+/// A change of a constant of the cost model, planted in the chip: every command shows other times, from the same modules.
 #[needs(cpu)]
 fn a_change_of_the_cost_model_shows_without_compiling() {
-    let dir = tempfile::tempdir().expect("a folder");
-    let store = ModuleStore::new(&dir.path().join("modules"));
-    let set = ["model.path=nano", "request.width=64", "request.height=96", "request.num_frames=9"];
-    let mut set: Vec<String> = set.map(str::to_string).into();
-    set.push("runtime.xla_flags.xla_backend_optimization_level=0".into());
-    let given =
-        CliOverrides { files: vec!["nano_2_0".into()], set, mesh: Some("context=2".into()), ..CliOverrides::default() };
-    let config = load(&given).expect("a configuration").config;
-    let target: Target = "cpu:2".parse().expect("a target");
-    let machine = target.open().expect("devices");
-    let options = |chip: Option<Chip>| CompileOptions {
-        target: target.clone().with_chip(chip),
-        kind: ProgramKind::Denoise,
-        layers: Some(1),
-        dump: None,
-        save: None,
-        modules: Some(&store),
+    let experiment = Experiment::with_modules("layouts: [sequence, tensor]");
+    let (chip, log) = (experiment.path("chip.toml"), experiment.path("compiles.jsonl"));
+    let text = std::fs::read_to_string("examples/chips/a100.toml").expect("a chip");
+    let write = |text: &str| std::fs::write(&chip, text).expect("writes");
+    let model = ["-c", "nano_2_0", "--set", "model.path=nano", "--layers", "1", "--set", support::QUICK];
+    let size = ["--set", "request.width=64", "--set", "request.height=96", "--set", "request.num_frames=9"];
+    let file = experiment.path("x.yml").display().to_string();
+    let commands: [&[&str]; 4] = [
+        &["experiment", &file],
+        &["experiment", "--search", "--target", "cpu:2", "--budget", "2"],
+        &["why", "--target", "cpu:2", "--layout", "tensor", "--budget", "1", "--json", "-"],
+        &["compile", "--target", "cpu:2", "--layout", "tensor", "--json", "-"],
+    ];
+    let ask = || {
+        let run = |(n, command): (usize, &&[&str])| {
+            let mut c = support::ltx2();
+            c.args(*command).env("LTX2_COMPILE_LOG", &log).arg("--chip").arg(&chip);
+            c.args(if n == 0 { &[][..] } else { &model }).args(if n == 0 { &[][..] } else { &size });
+            c.arg("--modules").arg(experiment.path("out/modules"));
+            c.args(if n < 3 { &["-o"][..] } else { &[] }).args((n < 3).then(|| experiment.path(&format!("{n}"))));
+            let done = c.output().expect("runs");
+            assert!(done.status.success(), "{command:?}: {}", stderr(&done));
+            String::from_utf8_lossy(&done.stdout).into_owned()
+        };
+        commands.iter().enumerate().map(run).collect::<Vec<_>>()
     };
-    let missing = analyse(&config, &options(None), &machine);
-    assert!(matches!(missing.err(), Some(PipelineError::NotCompiled(_))), "nothing is there yet");
-    let compiled = compile(&config, &options(None)).expect("compiles");
-    let stored = modules(dir.path());
-    assert_eq!(stored.len(), 1);
+    write(&text);
+    let first = ask();
+    let stored = experiment.modules();
+    std::fs::remove_file(&log).expect("the search and `why` compiled");
 
-    let chip = Chip::named("v5p").expect("a chip").clone();
-    let read = |chip: Chip| -> Compilation { analyse(&config, &options(Some(chip)), &machine).expect("a module") };
-    let (now, changed) = (read(chip.clone()), read(Chip { bandwidth: chip.bandwidth / 2.0, ..chip }));
-    let memory = |c: &Compilation| c.report.predicted.expect("times").memory;
-    assert!(memory(&now) > 0.0);
-    assert!((memory(&changed) / memory(&now) - 2.0).abs() < 1e-9, "{} then {}", memory(&now), memory(&changed));
-    // The rest is what the compiler said.
-    assert_eq!((compiled.hash, compiled.memory.temporaries), (now.hash, now.memory.temporaries));
-    // JSON may read its last digit as its neighbour.
-    assert!((compiled.seconds - now.seconds).abs() < 1e-9, "{} then {}", compiled.seconds, now.seconds);
-    assert_eq!(compiled.report.step, changed.report.step);
-    assert_eq!(modules(dir.path()), stored, "nothing was compiled");
+    assert_eq!(ask(), first);
+    write(&text.replace("bandwidth = 2039e9", "bandwidth = 1019.5e9"));
+    let edited = ask();
+    for ((command, was), now) in commands.iter().zip(&first).zip(&edited) {
+        assert_ne!(was, now, "{command:?}");
+    }
+    assert!(!log.exists() && experiment.modules() == stored, "something was compiled");
+    let memory = |answer: &str| {
+        let report: Value = serde_json::from_str(answer).expect("JSON");
+        report["predicted_ms"]["memory"].as_f64().expect("milliseconds")
+    };
+    // Half the bandwidth is twice the time.
+    assert!((memory(&edited[3]) / memory(&first[3]) - 2.0).abs() < 1e-9, "{} then {}", first[3], edited[3]);
 }
 
 #[needs(cpu)]

@@ -2,11 +2,20 @@
 //! one line.
 
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::Output;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
+use crate::support::standin::{Fault, INTERNAL, INVALID_ARGUMENT, Load, Standin};
 use crate::support::{self, needs};
+use ltx2::pjrt::discover;
+use sha2::{Digest, Sha256};
+
+/// Kills of an install, at times spread over as long as it takes.
+const KILLED_INSTALLS: usize = 20;
 
 fn error(out: &Output) -> String {
     let stderr = String::from_utf8_lossy(&out.stderr).into_owned();
@@ -16,16 +25,112 @@ fn error(out: &Output) -> String {
     errors[0].to_string()
 }
 
-/// `ltx2 plugin install cpu` where `python3` is a script of ours; what is left in the folder.
+/// `ltx2 plugin install cpu` into `plugins` of a folder, where `python3` is a script of ours.
+fn installing(dir: &Path, script: &str) -> Command {
+    let python = dir.join("python3");
+    // One of a killed install may still run.
+    if !python.exists() {
+        fs::write(&python, format!("#!/bin/sh\n{script}\n")).expect("written");
+        fs::set_permissions(&python, fs::Permissions::from_mode(0o755)).expect("a script");
+    }
+    let mut command = support::ltx2();
+    command.args(["plugin", "install", "cpu", "--dir"]).arg(dir.join("plugins"));
+    command.env("PATH", format!("{}:{}", dir.display(), std::env::var("PATH").unwrap_or_default()));
+    command
+}
+
+/// Entries that it leaves in the folder, but for the lock.
+fn left(dir: &Path) -> Vec<String> {
+    let entries = fs::read_dir(dir.join("plugins")).expect("the folder");
+    let names = entries.map(|e| e.expect("an entry").file_name().to_string_lossy().into_owned());
+    names.filter(|name| name != ".cpu.lock").collect()
+}
+
+/// The error of an install, and how much it leaves.
 fn install(script: &str) -> (String, usize) {
     let dir = tempfile::tempdir().expect("a folder");
-    let (python, plugins) = (dir.path().join("python3"), dir.path().join("plugins"));
-    fs::write(&python, format!("#!/bin/sh\n{script}\n")).expect("written");
-    fs::set_permissions(&python, fs::Permissions::from_mode(0o755)).expect("a script");
-    let path = format!("{}:{}", dir.path().display(), std::env::var("PATH").unwrap_or_default());
-    let mut command = support::ltx2();
-    let out = command.args(["plugin", "install", "cpu", "--dir"]).arg(&plugins).env("PATH", path).output();
-    (error(&out.expect("runs")), fs::read_dir(&plugins).expect("the folder").count())
+    let out = installing(dir.path(), script).output();
+    (error(&out.expect("runs")), left(dir.path()).len())
+}
+
+/// One install at a time has a folder: another waits, and then finds what it needs, or does the work itself. What a killed one left is
+/// removed.
+#[needs(nothing)]
+fn of_two_installs_one_waits() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let plugins = dir.path().join("plugins");
+    fs::create_dir_all(plugins.join(".install-cpu-killed")).expect("a folder");
+    let lock = fs::File::create(plugins.join(".cpu.lock")).expect("a file");
+    lock.lock().expect("locked");
+    let asked = dir.path().join("asked");
+    let mut run = installing(dir.path(), &format!("touch '{}'; echo 'ERROR: no route' >&2; exit 1", asked.display()));
+    let mut process = run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("starts");
+    let mut lines = BufReader::new(process.stderr.take().expect("piped")).lines().map_while(Result::ok);
+    assert!(lines.any(|line| line.starts_with("waiting for another install")), "it says so");
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(process.try_wait().expect("a process").is_none() && !asked.exists(), "it did not wait");
+    assert_eq!(left(dir.path()), [".install-cpu-killed"]);
+    lock.unlock().expect("unlocked");
+    let said: Vec<String> = lines.collect();
+    assert_eq!(process.wait().expect("ends").code(), Some(1));
+    assert!(asked.exists() && said.iter().any(|line| line.contains("no route")), "{said:?}");
+    assert_eq!(left(dir.path()), [""; 0], "what was left is removed");
+}
+
+/// Killed at any time, an install leaves a plugin that is whole, or none that is taken for one; the next goes through.
+#[needs(cpu, full)]
+fn a_killed_install_is_never_taken_for_a_plugin() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let (wheel, file) = (dir.path().join("wheel"), dir.path().join("plugins/cpu"));
+    fs::create_dir(&wheel).expect("a folder");
+    // The first download is kept for the others.
+    let real = Command::new("sh").args(["-c", "command -v python3"]).output().expect("runs").stdout;
+    let real = String::from_utf8_lossy(&real).trim().to_string();
+    let script = format!(
+        "if [ \"$2\" != pip ]; then exec {real} \"$@\"; fi\nall=\"$*\"\n\
+         while [ \"$1\" != --dest ]; do shift; done; to=\"$2\"; mkdir -p \"$to\"\n\
+         if ! ls {0}/*.whl > /dev/null 2>&1; then {real} $all || exit 1; cp \"$to\"/*.whl {0}; else cp {0}/*.whl \"$to\"; fi",
+        wheel.display()
+    );
+    let run = || {
+        let mut run = installing(dir.path(), &script);
+        run.stdout(Stdio::null()).stderr(Stdio::piped());
+        run
+    };
+    // The checksum of what is taken for the plugin: its stamp is there.
+    let checked = || {
+        let plugin =
+            discover::in_folder(discover::Platform::Cpu, &file).filter(|_| file.join("installed.txt").exists())?;
+        Some(hex::encode(Sha256::digest(fs::read(plugin).expect("a plugin"))))
+    };
+    let install = || {
+        let _ = fs::remove_dir_all(&file);
+        let started = Instant::now();
+        let ran = run().output().expect("runs");
+        assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+        (checked().expect("a plugin"), started.elapsed())
+    };
+    install();
+    let (whole, mut took) = install();
+    let mut killed = 0;
+    for n in 0..5 * KILLED_INSTALLS {
+        if killed == KILLED_INSTALLS {
+            break;
+        }
+        let _ = fs::remove_dir_all(&file);
+        let started = Instant::now();
+        let mut child = run().spawn().expect("starts");
+        std::thread::sleep(took.mul_f64((n as f64 * 0.618_034).fract()));
+        child.kill().expect("is killed");
+        match child.wait().expect("gone").signal() {
+            Some(9) => killed += 1,
+            _ => took = took.min(started.elapsed()),
+        }
+        assert!(checked().is_none_or(|sum| sum == whole), "kill {n}");
+    }
+    assert_eq!(killed, KILLED_INSTALLS);
+    assert_eq!(install().0, whole);
+    assert_eq!(left(dir.path()), ["cpu"]);
 }
 
 #[needs(nothing)]
@@ -61,4 +166,80 @@ fn a_library_that_is_no_plugin_is_named() {
         let said = error(&out.arg("--platform").arg(path).output().expect("runs"));
         assert!(said.contains(path.to_str().expect("UTF-8")) && said.contains(words), "{said}");
     }
+}
+
+/// Tried in a process of its own first: what would end or hang the run there is one line. A good one is tried once.
+#[needs(cpu)]
+fn a_plugin_that_aborts_or_hangs_while_it_is_loaded_is_an_error() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (cache, out) = (folder.path().join("cache"), folder.path().join("out.mp4"));
+    let results = cache.join("ltx2/plugins");
+    let run = |load: Option<Load>| {
+        let standin = load.map_or_else(Standin::new, |load| Standin::new().load(load));
+        let mut run = support::ltx2();
+        run.args(["generate", "-c", support::tiny(), "--platform"]).arg(standin.file()).arg("-o").arg(&out);
+        run.args(["--force", "--set", "runtime.watchdog=2"]);
+        (standin.give(&mut run).env("XDG_CACHE_HOME", &cache).output().expect("runs"), standin.file())
+    };
+    let refused = |load: Load, words: [&str; 2]| {
+        let (ran, file) = run(Some(load));
+        let said = error(&ran);
+        let start = format!("{}: cannot load the plugin: {}", file.display(), words[0]);
+        assert!(said.starts_with(&format!("error: {start}")) && said.contains(words[1]), "{load:?}: {said}");
+        assert!(said.contains("`ltx2 plugin install cpu|cuda|tpu`"), "{load:?}: what to do: {said}");
+        assert!(!results.exists() && !out.exists(), "{load:?}: nothing is kept of a failure");
+    };
+    refused(Load::Abort, ["the process that tried it ended with signal: 6 (SIGABRT)", " while it was loaded"]);
+    refused(Load::Hang, ["the process that tried it hung for 2 s while it was loaded", "LTX2_PJRT_PLUGIN=FILE.so"]);
+    refused(Load::Major, ["it speaks PJRT 1.", "this program speaks 0."]);
+    refused(Load::NoEntry, ["it exports no `GetPjrtApi`", "so it is not a PJRT plugin"]);
+
+    let (ran, _) = run(None);
+    assert!(ran.status.success() && out.exists(), "{}", String::from_utf8_lossy(&ran.stderr));
+    let names = || -> Vec<String> {
+        let entries = fs::read_dir(&results).expect("results");
+        entries.map(|e| e.expect("one").file_name().to_string_lossy().into_owned()).collect()
+    };
+    assert_eq!(names().len(), 2, "the file, and its checksum: {:?}", names());
+    // It is known, and so not tried again: only the run itself comes to its end.
+    let (ran, _) = run(Some(Load::Abort));
+    assert_eq!(ran.status.signal(), Some(6), "{}", String::from_utf8_lossy(&ran.stderr));
+    assert_eq!(names().len(), 2);
+}
+
+/// An option for speed that a plugin does not know is left out, and the program is filed under what it was compiled with; one that
+/// numbers rest on is an error.
+#[needs(cpu)]
+fn options_that_a_plugin_does_not_know_are_left_out_or_an_error() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let unknown = |option: &str| format!("No such compile option: '{option}'");
+    let compile = "PJRT_Client_Compile";
+    let run = |standin: Standin| {
+        let mut run = support::run_upsampler(dir.path());
+        standin.give(&mut run).env("LTX2_COMPILE_CACHE", dir.path().join("cache"));
+        run.output().expect("runs")
+    };
+    let entries = || fs::read_dir(dir.path().join("cache")).map_or(0, Iterator::count);
+    let numbers =
+        Standin::new().at(compile, 1, &Fault::Fail(INVALID_ARGUMENT, unknown("xla_allow_excess_precision").leak()));
+    let said = error(&run(numbers));
+    assert!(said.contains("xla_allow_excess_precision, which the numbers rest on: `ltx2 plugin install"), "{said}");
+    assert_eq!(entries(), 0);
+
+    let speed = || {
+        let refused: &str = unknown("xla_enable_hlo_sharding_v3").leak();
+        Standin::new().at(compile, 1, &Fault::Fail(INVALID_ARGUMENT, refused))
+    };
+    let ran = run(speed());
+    let said = String::from_utf8_lossy(&ran.stderr).into_owned();
+    let warning = "the plugin does not take xla_enable_hlo_sharding_v3; compiling without it";
+    assert!(ran.status.success() && said.matches(warning).count() == 1, "{said}");
+    assert_eq!(entries(), 1);
+    // The next one is told so again, and finds the program.
+    let ran = run(speed().at(compile, 2, &Fault::Fail(INTERNAL, "compiled again")));
+    assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+    assert_eq!(entries(), 1);
+    // A plugin that takes it: another program.
+    assert!(run(Standin::new()).status.success());
+    assert_eq!(entries(), 2);
 }

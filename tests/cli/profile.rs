@@ -1,7 +1,7 @@
 //! `ltx2 profile`: a trace whose sums are worked out here by hand, one of GPUs as another reader sums it up, and what
 //! the command says where nothing can be recorded.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::support::{self, needs};
 use serde_json::Value;
@@ -113,6 +113,54 @@ fn the_table_counts_by_steps() {
     let out = support::ltx2().args(["profile", "--read", RECORDING, "--steps", "2"]).output().expect("runs");
     let text = String::from_utf8(out.stdout).expect("UTF-8");
     insta::assert_snapshot!(text);
+}
+
+/// Copies of the A100's file with a bandwidth that makes a microsecond of 500,000 bf16 elements.
+fn round_chip(dir: &Path) -> PathBuf {
+    let chip = std::fs::read_to_string("examples/chips/a100.toml").expect("readable");
+    assert!(chip.contains("\nbandwidth = 2039e9 "), "the line that is replaced");
+    let path = dir.join("round.toml");
+    std::fs::write(&path, chip.replace("\nbandwidth = 2039e9 ", "\nbandwidth = 1e12 ")).expect("written");
+    path
+}
+
+#[needs(nothing)]
+fn predictions_beside_a_trace_the_worst_first() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let chip = round_chip(dir.path());
+    let read = |more: &[&str]| {
+        let args = ["profile", "--read", RECORDING, "--chip"];
+        support::ltx2().args(args).arg(&chip).args(more).output().expect("runs")
+    };
+    let out = read(&["--steps", "2", "--json", "-"]);
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    let comparison = serde_json::from_slice::<Value>(&out.stdout).expect("JSON")["comparison"].clone();
+    // 76 us of what scripts/tune/fixture.py gives a shape; the mean window of 120 us holds two steps.
+    near(&comparison["step"]["predicted_ms"], 0.076);
+    near(&comparison["step"]["measured_ms"], 0.06);
+    let rows = [
+        ("blocks/attn1/to_q", "matmul", 50.0, 25.0),
+        ("blocks/attn1/sdpa", "attention", 0.0, 15.0),
+        ("blocks/attn1/sdpa", "all-gather", 0.0, 11.25),
+        ("blocks/norm1", "elementwise", 12.0, 2.5),
+        ("blocks/ff/proj", "matmul", 12.0, 7.5),
+        ("blocks/ff/proj", "all-reduce", 0.0, 2.5),
+        ("blocks/attn1", "copy", 2.0, 1.25),
+    ];
+    let scopes = comparison["scopes"].as_array().expect("a list");
+    assert_eq!(scopes.len(), rows.len());
+    for (got, (scope, category, predicted, measured)) in scopes.iter().zip(rows) {
+        assert_eq!((&got["scope"], &got["category"]), (&Value::from(scope), &Value::from(category)));
+        near(&got["predicted_ms"], predicted / 1e3);
+        near(&got["measured_ms"], measured / 1e3);
+    }
+    let text = String::from_utf8(read(&["--steps", "2"]).stdout).expect("UTF-8");
+    let table = text.find("   predicted").map(|at| &text[at..]).expect("a table");
+    insta::assert_snapshot!(table);
+    // Without --steps its ratios would be those of a trace of one.
+    let out = read(&[]);
+    let line = "error: --read with --chip: give --steps, the number of denoising steps in the trace\n";
+    assert_eq!((out.status.code(), String::from_utf8_lossy(&out.stderr).as_ref()), (Some(2), line));
 }
 
 #[needs(cpu)]

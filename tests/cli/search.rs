@@ -8,10 +8,10 @@ use crate::support::{self, needs};
 use ltx2::analysis::Chip;
 use ltx2::config::{CliOverrides, load, read_layout_source};
 use ltx2::hlo::Mesh;
-use ltx2::nn::{Build, Lowering};
+use ltx2::nn::{Build, Lowering, Quantization};
+use ltx2::pipeline::layouts::{Bound, bound, parts, placed};
 use ltx2::pipeline::programs::{ProgramKind, Programs};
 use ltx2::tune::Record;
-use ltx2::tune::search::{Bound, bound, parts, placed};
 
 fn stderr(out: &Output) -> String {
     String::from_utf8_lossy(&out.stderr).into_owned()
@@ -40,16 +40,16 @@ fn a_search_ends_is_repeated_and_goes_on() {
     let done = records(&one);
     assert!((2..=3).contains(&done.len()), "{}", stderr(&first));
     let best = std::fs::read_to_string(one.join("best.yml")).expect("a layout");
-    assert!(best.contains("the fastest predicted of") && best.contains("Compiled and slower"), "{best}");
-    assert!(std::fs::read_to_string(one.join("report.html")).expect("a report").contains("What changed between"));
+    assert!(best.contains("the fastest predicted of") && best.contains("# Compiled:\n"), "{best}");
+    assert!(std::fs::read_to_string(one.join("report.html")).expect("a report").contains("Compare two cases"));
 
     // Everything is known: the same answer, nothing compiled.
     let again = search(&one, &question);
     assert_eq!(again.stdout, first.stdout, "{}", stderr(&again));
     assert_eq!(records(&one), done);
     assert_eq!(std::fs::read_to_string(one.join("best.yml")).expect("a layout"), best);
-    // Elsewhere too, whatever reads modules at a time.
-    let elsewhere = search(&two, &[&question[..], &["--jobs", "1"]].concat());
+    // Elsewhere too, whatever reads modules at a time; a shape's frames take the place of those left to a prompt.
+    let elsewhere = search(&two, &[&question[..], &["--jobs", "1", "--set", "request.num_frames=auto"]].concat());
     assert_eq!(String::from_utf8_lossy(&elsewhere.stdout), String::from_utf8_lossy(&first.stdout));
     // Figures that are written down are not believed: they are read from the modules anew.
     tamper(&two);
@@ -71,6 +71,111 @@ fn a_search_ends_is_repeated_and_goes_on() {
     assert!(figures["collectives"]["per_step_wire_bytes"].as_f64().is_some_and(|b| b <= 1.1 * least), "{least}");
 }
 
+/// Numbers of each layout in a table of totals: the sum, then a step of each part.
+fn totals(stdout: &str, parts: usize) -> Vec<Vec<f64>> {
+    let rows = stdout.lines().skip_while(|line| !line.contains("all steps")).skip(1);
+    let numbers = |line: &str| {
+        let mut cells: Vec<f64> = line.split_whitespace().rev().map_while(|cell| cell.parse().ok()).collect();
+        cells.reverse();
+        cells.pop();
+        cells
+    };
+    rows.take_while(|line| !line.is_empty()).map(numbers).filter(|row| row.len() == parts + 1).collect()
+}
+
+/// One layout for both passes, weighed by their steps; a limit of memory; what was compiled and what was not is in the file.
+#[needs(cpu)]
+fn both_passes_count_by_their_steps() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let search = |more: &[&str]| {
+        let mut command = support::ltx2();
+        command.args(["experiment", "--search", "-c", "nano_two_stage", "--set", "model.path=nano", "--layers", "1"]);
+        command.args(["--set", "request.max_sequence_length=128", "--target", "cpu:2", "--chip", "h200"]);
+        command.args(["--set", support::QUICK, "--modules"]).arg(support::modules()).arg("-o").arg(dir.path());
+        command.args(more).output().expect("runs")
+    };
+    let out = search(&["--budget", "5", "--memory", "1"]);
+    let words = String::from_utf8_lossy(&out.stdout).into_owned();
+    assert!(out.status.success(), "{}", stderr(&out));
+    // Two layouts of two programs each: a fifth program would be half a layout.
+    assert_eq!(records(dir.path()).len(), 4, "{words}");
+    let rows = totals(&words, 2);
+    assert_eq!(rows.len(), 2, "{words}");
+    for row in &rows {
+        let [sum, denoise, refine] = row[..] else { panic!("{words}") };
+        assert!((sum / (20.0 * denoise + 3.0 * refine) - 1.0).abs() < 0.01, "{words}");
+    }
+    assert!(rows[0][0] <= rows[1][0], "the fastest first: {words}");
+    let best = std::fs::read_to_string(dir.path().join("best.yml")).expect("a layout");
+    assert!(best.contains("# Times are of 20 x denoise + 3 x refine.") && best.contains(" of 1.00 GiB"), "{best}");
+    assert!(
+        best.contains("# Not compiled,") && best.contains("\n#   as ") && best.contains("\n#   at least "),
+        "{best}"
+    );
+
+    // Every layout needs more than a megabyte.
+    let out = search(&["--budget", "4", "--memory", "0.001"]);
+    assert_eq!(out.status.code(), Some(1), "{}", stderr(&out));
+    let words = String::from_utf8_lossy(&out.stdout).into_owned();
+    assert!(words.contains("no layout was found that fits") && words.contains(" of 0.00 GiB"), "{words}");
+    assert_eq!(records(dir.path()).len(), 4);
+    // Half a layout is no answer; a layout that nobody wrote is none.
+    let out = search(&["--budget", "1"]);
+    assert_eq!(out.status.code(), Some(2), "{}", stderr(&out));
+    assert!(stderr(&out).contains("a layout is 2 programs here"), "{}", stderr(&out));
+    let out = search(&["--layout", "auto"]);
+    assert!(out.status.code() == Some(2) && stderr(&out).contains("--layout auto"), "{}", stderr(&out));
+    // One pass alone is compared by a step.
+    let out = search(&["--budget", "1", "--program", "refine"]);
+    assert!(String::from_utf8_lossy(&out.stdout).contains(" ms per step"), "{}", stderr(&out));
+}
+
+/// Several sizes, and how many videos at a time: each number with its own meshes, compared by the time of one video.
+#[needs(cpu, full)]
+fn sizes_and_numbers_of_videos_are_compared() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let more = ["--shape", "96x96x17", "--target", "cpu:2", "--videos", "1,2,2", "--budget", "12", "--chip", "v5p"];
+    let out = search(dir.path(), &more);
+    let words = String::from_utf8_lossy(&out.stdout).into_owned();
+    assert!(out.status.success(), "{}", stderr(&out));
+    let best = std::fs::read_to_string(dir.path().join("best.yml")).expect("a layout");
+    // Two devices with a video each receive nothing, and do all else as one after the other.
+    assert!(best.starts_with("# ") && best.contains(" data=2, 2 videos: the fastest predicted of"), "{best}");
+    let twice = |line: &&str| line.contains("as ") && line.contains(", 1 video:") && line.contains(", 2 videos");
+    assert!(best.lines().any(|line| twice(&line)), "a layout for two videos one by one is that for one: {best}");
+    assert!(
+        best.contains("# Times are of 8 x 64x96x9 + 8 x 96x96x17.") && best.contains("\nmesh: {data: 2}\n"),
+        "{best}"
+    );
+    assert!(words.contains("cpu:2, 64x96x9, ") && words.contains("cpu:2, 96x96x17, 2 videos\n"), "{words}");
+}
+
+/// The guide's commands, on two devices of a CPU and the toy model.
+#[needs(cpu)]
+fn a_reader_s_chip_and_layout_are_searched() {
+    let settings = format!(
+        " -c nano_2_0 --set model.path=nano --set request.width=64 --set request.height=96 --set request.num_frames=9 \
+         --set {} --modules {} --layers 1",
+        support::QUICK,
+        support::modules().display()
+    );
+    let quick = [
+        ("cuda:a100:1x1x2", "cpu:2"),
+        (" -c ltx2 --layers 3", settings.as_str()),
+        (" -c ltx2", &settings),
+        ("--budget 6", "--budget 4"),
+    ];
+    let (folder, done) = support::tuning_guide::own_chip_and_layout(&quick);
+    let words = String::from_utf8_lossy(&done.stdout).into_owned();
+    assert!(done.status.success(), "{words}\n{}", stderr(&done));
+    let best = std::fs::read_to_string(folder.path().join("out/mine/best.yml")).expect("a layout");
+    // Compiled, whether it won or lost.
+    let (compiled, _) = best.split_once("# Not compiled").expect("both lists");
+    assert!(compiled.contains("mine.yml context=2") && compiled.contains(" of 70.00 GiB"), "{best}");
+    assert!(best.contains("--chip my-gpu.toml") && best.contains(", by the chip a100"), "{best}");
+    assert!(words.contains("predicted ms") && words.contains("best.yml"), "{words}");
+}
+
 #[needs(cpu)]
 fn mistakes_are_one_line() {
     let dir = tempfile::tempdir().expect("a folder");
@@ -82,10 +187,24 @@ fn mistakes_are_one_line() {
     let message = fail(&["--search", "--target", "tpu:v9:2x2", "-c", "ltx2"]);
     assert!(message.starts_with("error: --target: target 'tpu:v9:2x2': unknown chip 'v9'"), "{message}");
     assert_eq!(message.trim().lines().count(), 1, "{message}");
+    let message = fail(&["--search", "--target", "tpu:v5p:2x2x1:2", "-c", "ltx2"]);
+    assert!(message.starts_with("error: --target tpu:v5p:2x2x1:2: a search is for one slice"), "{message}");
+    assert_eq!(message.trim().lines().count(), 1, "{message}");
+    let auto = ["-c", "nano_2_0", "--set", "model.path=nano", "--set", "request.num_frames=auto"];
+    let message = fail(&[&["--search", "--target", "cpu:2"], &auto[..]].concat());
+    assert!(message.contains("request.num_frames: auto") && message.contains("give a number of frames"), "{message}");
     let message = fail(&["--search", "--target", "cpu:2", "--shape", "768x512", "-c", "nano_2_0"]);
     assert!(message.contains("shape '768x512' is not WIDTHxHEIGHTxFRAMES"), "{message}");
     let message = fail(&["--search", "--target", "cpu:2", "--memory-fit", "-c", "nano_2_0"]);
     assert!(message.contains("--memory-fit: the device memory of 'cpu:2' is unknown"), "{message}");
+    let message =
+        fail(&["--search", "--target", "cpu:2", "--program", "refine", "-c", "nano_2_0", "--set", "model.path=nano"]);
+    assert!(message.contains("program 'refine' needs a pipeline of two stages"), "{message}");
+    let message = fail(&["--search", "--target", "cpu:2", "--layout", "none.yml", "-c", "nano_2_0"]);
+    assert!(message.contains("none.yml"), "{message}");
+    let message = fail(&["--search", "--target", "cpu:2", "--memory", "0", "-c", "nano_2_0"]);
+    assert!(message.contains("--memory") && message.contains("GiB above 0"), "{message}");
+    assert!(fail(&["--search", "--target", "cpu:2", "--videos", "0", "-c", "nano_2_0"]).contains("--videos"));
     assert!(fail(&["x.yml", "--search", "--target", "cpu:2"]).contains("cannot be used with"), "a file and --search");
     assert!(fail(&["--search", "-c", "ltx2"]).contains("--target"), "no target");
     assert!(fail(&["x.yml", "--budget", "3"]).contains("--search"), "a budget without --search");
@@ -113,8 +232,8 @@ impl Published {
         let layout = point.source.on(point.mesh.clone()).expect("rules");
         let build = Build { layout: layout.clone(), ..build() };
         let network = self.programs.network(ProgramKind::Denoise, &build).expect("builds");
-        let chip = Chip::named(chip).expect("a chip");
-        bound(&network, &layout, Some(chip), self.products, parts(&point), self.programs.layers())
+        let chip = Chip::named(chip).expect("a chip").uncalibrated();
+        bound(&network, &layout, Some(&chip), self.products, Quantization::None, parts(&point), self.programs.layers())
     }
 }
 

@@ -1,6 +1,7 @@
 //! GPUs that are not here as targets: collectives, memory and work that the compiler reports.
 
 use crate::support::tpu::module;
+use crate::support::tuning_guide::own_chip_and_layout;
 use crate::support::{ltx2, needs, published, published_text};
 use ::ltx2::analysis::{CollectiveKind, Module, report};
 use ::ltx2::hlo::DType;
@@ -27,6 +28,19 @@ fn a_program_compiles_for_gpus_that_are_not_here() {
     // Between two hosts the network sets the pace: 3/4 of the bytes at 50 GB/s.
     assert!((gather.seconds - gather.wire_bytes / 50e9).abs() < 1e-12, "{gather:?}");
     assert!(r.predicted.is_some());
+}
+
+/// The guide's commands, word for word: a card that the binary does not know, and a layout of a reader's own. Six programs of the
+/// published size are compiled, which takes minutes.
+#[needs(cuda)]
+fn a_reader_s_chip_and_layout_are_searched() {
+    let (folder, done) = own_chip_and_layout(&[]);
+    let words = String::from_utf8_lossy(&done.stdout).into_owned();
+    assert!(done.status.success(), "{words}\n{}", String::from_utf8_lossy(&done.stderr));
+    let best = std::fs::read_to_string(folder.path().join("out/mine/best.yml")).expect("a layout");
+    let (compiled, _) = best.split_once("# Not compiled").expect("both lists");
+    assert!(compiled.contains("compiled for cuda:a100:1x1x2,") && compiled.contains("mine.yml context=2"), "{best}");
+    assert!(best.contains(" of 70.00 GiB") && !best.contains("error"), "{best}");
 }
 
 /// 38 GB of weights are made in their place: beside them a card needs nothing of their size.

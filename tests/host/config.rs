@@ -100,6 +100,10 @@ fn mistakes_in_flags_name_the_flag() {
             "pipeline = keyframes (flag --pipeline): needs a frame: --image PATH FRAME STRENGTH, or request.images",
         ),
         (&["-o", "taken.mp4"], "taken.mp4 exists; overwrite it with --force"),
+        (
+            &["--set", "runtime.watchdog=0"],
+            "--set runtime.watchdog=0: 'runtime.watchdog' must be auto, off or a whole number from 1 to 604800, not 0",
+        ),
         (&["--set", "runtime.memory_limit=0"], "runtime.memory_limit = 0 (--set): must be more than 0 GiB"),
     ] {
         assert_error(dir.path(), &with(flags), 2, message);

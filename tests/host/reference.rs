@@ -1,5 +1,6 @@
 //! The pages of docs/reference that are generated: `make reference` writes them again.
 
+use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::fs;
 use std::path::Path;
@@ -10,6 +11,7 @@ use serde_json::Value;
 use crate::support::needs;
 use ltx2::cli::Cli;
 use ltx2::config::{experiment_schema, json_schema};
+use ltx2::tune::{diagnosis_schema, report_schema};
 
 const GENERATED: &str = "Generated from the code by `make reference`; do not edit.";
 
@@ -29,10 +31,17 @@ fn command_line() -> String {
     page
 }
 
-/// The definition that a schema refers to, or itself.
+/// The definition that a schema refers to, or itself. No two of the schemas define a name differently.
 fn followed(schema: &'static Value) -> &'static Value {
     match schema["$ref"].as_str() {
-        Some(name) => &json_schema()["$defs"][name.trim_start_matches("#/$defs/")],
+        Some(name) => {
+            let name = name.trim_start_matches("#/$defs/");
+            let roots = [json_schema(), report_schema(), diagnosis_schema()];
+            let mut all = roots.into_iter().filter_map(|root| root["$defs"].get(name));
+            let one = all.next().unwrap_or_else(|| panic!("{name} is not defined"));
+            assert!(all.all(|other| other == one), "{name} is defined in two ways");
+            one
+        }
         None => schema,
     }
 }
@@ -67,7 +76,10 @@ fn keys(schema: &'static Value, path: &str, page: &mut String) {
         let name = format!("{path}{key}");
         let about = inner["description"].as_str().or(followed(inner)["description"].as_str()).unwrap_or_default();
         let items = followed(&inner["items"]);
-        let below = [("", followed(inner)), ("[]", items)].into_iter().find(|(_, s)| s["properties"].is_object());
+        // A map that may be null.
+        let some = inner["anyOf"].as_array().into_iter().flatten().map(followed).find(|s| s["properties"].is_object());
+        let inside = [("", followed(inner)), ("[]", items)].into_iter().chain(some.map(|s| ("", s)));
+        let below = inside.into_iter().find(|(_, s)| s["properties"].is_object());
         let default = match (&inner["default"], below.is_some()) {
             (Value::Null, _) | (_, true) => String::new(),
             // The negative prompt, a line of defects.
@@ -93,6 +105,50 @@ fn yaml() -> String {
     page
 }
 
+fn report(command: &str, schema: &'static Value) -> String {
+    let mut page = format!(
+        "# The report of `ltx2 {command} --json`\n\n{GENERATED}\n\n`ltx2 schema --of {command}` prints its JSON Schema. Figures are \
+         of one device; a *step* is one iteration of the program's loop, or the whole run of a program without one.\n\n\
+         | key | type | | meaning |\n|---|---|---|---|\n"
+    );
+    keys(schema, "", &mut page);
+    page
+}
+
+/// Scripts read the report by its keys, which a compiler does not check.
+#[needs(nothing)]
+fn scripts_read_keys_that_reports_have() {
+    let mut known = BTreeSet::new();
+    let mut page = String::new();
+    keys(report_schema(), "", &mut page);
+    for name in page.lines().filter_map(|line| line.split('`').nth(1)) {
+        known.extend(name.split('.').map(|part| part.trim_end_matches("[]").to_string()));
+    }
+    // Of the runner of pods.py itself.
+    known.extend(["error", "exit"].map(String::from));
+    let mut all = 0;
+    let scripts = ["layouts/ablations.py", "layouts/pods.py", "gpu/ablations.py", "tune/one_gpu.py"];
+    for script in scripts.map(|name| format!("scripts/{name}")) {
+        let text = fs::read_to_string(&script).unwrap();
+        for name in ["f", "figures", "memory", "ms", "c", "report"] {
+            let name = format!("{name}[");
+            let starts = text.match_indices(&name).map(|(at, found)| (at, at + found.len() - 1));
+            for (at, mut end) in starts.collect::<Vec<_>>() {
+                if text[..at].ends_with(|before: char| before.is_alphanumeric() || before == '_') {
+                    continue;
+                }
+                while let Some(rest) = text[end..].strip_prefix(['[']).filter(|rest| rest.starts_with(['"', '\''])) {
+                    let key: String = rest[1..].chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+                    assert!(known.contains(&key), "{script} reads '{key}', which no report has");
+                    end += key.len() + 4;
+                    all += 1;
+                }
+            }
+        }
+    }
+    assert!(all > 20, "{all} keys are read");
+}
+
 #[needs(nothing)]
 fn generated_pages_are_current() {
     let schema = |schema: &Value| format!("{}\n", serde_json::to_string_pretty(schema).unwrap());
@@ -101,6 +157,10 @@ fn generated_pages_are_current() {
         ("yaml.md", yaml()),
         ("run.schema.json", schema(json_schema())),
         ("experiment.schema.json", schema(&experiment_schema())),
+        ("compile.md", report("compile", report_schema())),
+        ("compile.schema.json", schema(report_schema())),
+        ("why.md", report("why", diagnosis_schema())),
+        ("why.schema.json", schema(diagnosis_schema())),
     ];
     let write = std::env::var_os("LTX2_WRITE_REFERENCE").is_some();
     for (name, page) in pages {

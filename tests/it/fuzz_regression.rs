@@ -198,5 +198,9 @@ each!(
     trace,
     media,
     words,
-    request
+    request,
+    mp4,
+    form,
+    query,
+    data_url
 );

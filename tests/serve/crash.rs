@@ -47,8 +47,8 @@ const MOMENTS: [(&str, Deed); 23] = [
     ("remove moved", Deed::Expire),
     ("empty trash", Deed::Expire),
 ];
-/// Kills at random times.
-const RANDOM: usize = 20;
+/// Kills at random times, in full.
+const RANDOM: usize = 40;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Deed {

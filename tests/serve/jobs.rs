@@ -375,6 +375,25 @@ fn shapes_are_warmed_evicted_and_grouped() {
     assert_eq!(server.join(), Err("it needs 90 GiB of 80 GiB".into()));
 }
 
+/// Of a batch one does not fit and one does: the shape's programs are there again, and go for the next shape.
+#[needs(nothing)]
+fn a_shape_that_fits_after_all_counts_as_loaded() {
+    let state = quick_folder();
+    let mut settings = settings();
+    (settings.max_shapes, settings.max_batch) = (1, Some(2));
+    let server = Server::start(state.path(), settings);
+    let first = server.send("fault=hang");
+    server.until("it to run", |jobs| jobs.get(&anyone(), &first).expect("it").record.state == State::InProgress);
+    let batch = [server.send("key=k shape=a fault=large"), server.send("key=k shape=a")];
+    server.log.released.store(true, Ordering::Release);
+    let ended: Vec<State> = batch.iter().map(|id| server.wait(id).record.state).collect();
+    assert_eq!(ended, [State::Failed, State::Completed]);
+    server.log.evicted.lock().unwrap().clear();
+    server.wait(&server.send("shape=b"));
+    assert_eq!(*server.log.evicted.lock().unwrap(), ["shapea"]);
+    server.stop().expect("drained");
+}
+
 /// The wall's clock may be set to any time: order and expiry are of the server's own.
 #[needs(nothing)]
 fn a_clock_that_is_set_back_changes_neither_order_nor_expiry() {

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use ltx2::serve::listen::Limits;
 use ltx2::serve::server::Options;
+use serde_json::json;
 
 use crate::api::slower;
 use crate::figures::{FORM, form};
@@ -245,6 +246,14 @@ fn many_large_images_hold_up_nobody_else() {
             })
             .collect();
         std::thread::sleep(Duration::from_secs(2));
+        // A request without a file does not wait for those with files.
+        let since = Instant::now();
+        let text = site.send("POST", "/v1/videos", Some(&json!({"prompt": "steps=1"}))).status;
+        assert!(
+            [200, 429].contains(&text) && since.elapsed() < Duration::from_secs(2),
+            "{text} in {:?}",
+            since.elapsed()
+        );
         let mut most = Duration::ZERO;
         while clients.iter().any(|client| !client.is_finished()) {
             let since = Instant::now();

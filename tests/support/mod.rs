@@ -8,8 +8,10 @@ pub mod official;
 pub mod passes;
 pub mod rope;
 pub mod single_file;
+pub mod standin;
 pub mod thresholds;
 pub mod tpu;
+pub mod tuning_guide;
 
 use ltx2::request::{NoiseOrder, Noising, Request, Shapes};
 use std::collections::BTreeMap;
@@ -63,10 +65,7 @@ pub fn programs() -> PathBuf {
         let processor = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let kind: Vec<&str> = processor.lines().filter(|l| l.starts_with("model") || l.starts_with("flags")).collect();
         let mut hasher = std::hash::DefaultHasher::new();
-        // A binary's own: others compile the same programs with other options, which are other entries. What those of the server
-        // start is what those of the commands start.
-        let binary = env!("CARGO_CRATE_NAME");
-        (if binary == "serve" { "cli" } else { binary }, plugin, about, kind.first(), kind.last()).hash(&mut hasher);
+        (plugin, about, kind.first(), kind.last()).hash(&mut hasher);
         Path::new(env!("CARGO_TARGET_TMPDIR")).join("programs").join(format!("{:016x}", hasher.finish()))
     });
     folder.clone()
@@ -76,20 +75,21 @@ pub fn programs() -> PathBuf {
 pub fn copy_programs(cache: &Path, programs_of_run: &serde_json::Value, but: &[&str]) {
     std::fs::create_dir(cache).expect("a folder");
     let entries = std::fs::read_dir(programs()).expect("programs").map(|entry| entry.expect("an entry").path());
-    // Of one program the oldest: the server's tests compile some with other options, behind those of the commands.
-    let age = |path: &PathBuf| std::fs::metadata(path).and_then(|about| about.modified()).ok();
-    let mut entries: Vec<_> = entries.filter(|path| path.extension().is_some_and(|end| end == "pjrt")).collect();
-    entries.sort_by_key(age);
-    let mut copied = std::collections::BTreeSet::new();
-    for entry in entries {
+    let mut by_options: BTreeMap<String, BTreeMap<String, PathBuf>> = BTreeMap::new();
+    for entry in entries.filter(|path| path.extension().is_some_and(|end| end == "pjrt")) {
         // Another process may be writing one.
         let Ok(bytes) = std::fs::read(&entry) else { continue };
         let header = bytes.split(|byte| *byte == b'\n').next().unwrap_or_default();
         let header: serde_json::Value = serde_json::from_slice(header).unwrap_or_default();
-        let wanted = |name: &str| !but.contains(&name) && programs_of_run[name] == header["program"];
-        if header["name"].as_str().is_some_and(|name| wanted(name) && copied.insert(name.to_string())) {
-            std::fs::copy(&entry, cache.join(entry.file_name().expect("a name"))).expect("copied");
+        let [name, options] = ["name", "options"].map(|key| header[key].as_str().unwrap_or_default().to_string());
+        if !but.contains(&name.as_str()) && programs_of_run[&name] == header["program"] {
+            by_options.entry(options).or_default().insert(name, entry);
         }
+    }
+    // Some tests compile a few of them with other options: the run's are those that most have.
+    let of_run = by_options.into_values().max_by_key(BTreeMap::len).unwrap_or_default();
+    for entry in of_run.into_values() {
+        std::fs::copy(&entry, cache.join(entry.file_name().expect("a name"))).expect("copied");
     }
 }
 

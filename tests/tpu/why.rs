@@ -77,12 +77,12 @@ fn the_best_advice_again_and_again_leads_to_ulysses() {
     }
     eprintln!("{steps:?} in {:.0} s", started.elapsed().as_secs_f64());
     let at = |what: &str| steps.iter().position(|(change, _)| change.contains(what));
-    let (ffn, attention, ulysses) = (at("*ff*"), at("*attn*"), at("ulysses"));
-    assert!(ffn.is_some() && ffn < attention && attention < ulysses, "{steps:?}");
+    // The largest gain first: the rule that shards the weights goes, which the published tuning did by families.
+    let (embed, ulysses) = (at("rules: without embed"), at("ulysses"));
+    assert!(embed.is_some() && embed < ulysses, "{steps:?}");
     let near = |got: f64, want: f64| (got / want - 1.0).abs() <= 0.1;
     let step = |n: Option<usize>| steps[n.expect("a step")].1;
-    assert!(near(step(ffn), shipped("ffn-matched")), "{steps:?}");
-    assert!(near(step(attention), shipped("out-unsharded")), "{steps:?}");
+    assert!(near(step(embed), shipped("out-unsharded")), "{steps:?}");
     assert!(near(steps.last().expect("a step").1, shipped("ulysses")), "{steps:?}");
 }
 
@@ -92,8 +92,12 @@ fn the_first_advice_is_the_published_change() {
     let path = dir.path().join("better.yml");
     let answer = why("tensor-gathered-ffn", &path);
     assert!(best(&answer).0.starts_with("tensors: without \"*ff.hidden\""), "{:?}", best(&answer));
+    // Over eight devices another attention scheme gains more; of what is free, the published change comes first. (On two it is
+    // the first of all: `cuda why`.)
     let answer = why("rope-gathered", &path);
-    assert_eq!(best(&answer).0, "tensors: without \"*.attn1.keys\"");
+    let free =
+        answer["advice"].as_array().expect("a list").iter().find(|a| a["price"] == "none").expect("a free change");
+    assert_eq!(free["change"], "tensors: without \"*.attn1.keys\"");
 }
 
 /// Shipped layouts need no change: none gains more than 1 %, or it leads to another shipped layout.

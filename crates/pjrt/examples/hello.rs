@@ -16,7 +16,7 @@ fn main() -> anyhow::Result<()> {
     let found = discover::find(Platform::Cpu, asked.as_deref().map(std::path::Path::new));
     let plugin = Plugin::load(&found.found.first().ok_or_else(|| found.not_found())?.path)?;
     let client = Client::new(&plugin, &ClientOptions::Cpu(CpuOptions { devices: Some(1), ..CpuOptions::default() }))?;
-    println!("{}: PJRT {:?}, {}", plugin.path().display(), plugin.version(), client.platform_name()?);
+    println!("{}: PJRT {:?}, {}", plugin.path().display(), plugin.version(), client.platform_name());
 
     let executable = client.compile(PROGRAM, &CompileOptions::single())?;
     let x = HostBuffer::dense(bytemuck::cast_slice(&[0.1f32, 0.2, 0.3]), BufferType::F32, &[3]);

@@ -75,7 +75,38 @@ impl ClientOptions {
 #[derive(Clone, Debug)]
 pub struct Client {
     inner: Arc<ClientHandle>,
-    devices: Arc<[Device]>,
+    said: Arc<Said>,
+}
+
+/// Platform and devices, asked for once: a failure ends the start, not the work.
+#[derive(Debug)]
+struct Said {
+    platform_name: String,
+    platform_version: String,
+    /// Of this process, and of all.
+    devices: Vec<Device>,
+    all_devices: Vec<Device>,
+}
+
+impl Said {
+    fn by(inner: &Arc<ClientHandle>) -> Result<Said> {
+        let (client, plugin) = (inner.raw.0, &inner.plugin);
+        // SAFETY: the client lives; its device lists live as long as it does and hold devices of it; texts are copied.
+        unsafe {
+            let own = plugin.call(abi::ClientAddressableDevicesArgs { client, ..Struct::new() })?;
+            let all = plugin.call(abi::ClientDevicesArgs { client, ..Struct::new() })?;
+            let name = plugin.call(abi::ClientPlatformNameArgs { client, ..Struct::new() })?;
+            let version = plugin.call(abi::ClientPlatformVersionArgs { client, ..Struct::new() })?;
+            let devices =
+                |raw: &[*mut c_void]| raw.iter().map(|&raw| Device::from_raw(inner, raw)).collect::<Result<_>>();
+            Ok(Said {
+                platform_name: text(name.platform_name, name.platform_name_size),
+                platform_version: text(version.platform_version, version.platform_version_size),
+                devices: devices(list(own.addressable_devices.cast(), own.num_addressable_devices))?,
+                all_devices: devices(list(all.devices.cast(), all.num_devices))?,
+            })
+        }
+    }
 }
 
 impl Client {
@@ -100,14 +131,7 @@ impl Client {
         // SAFETY: the options live during the call, the callbacks and what they are given for ever.
         let args = unsafe { plugin.call(args)? };
         let inner = Arc::new(ClientHandle { plugin: plugin.clone(), raw: Raw(args.client) });
-        // SAFETY: the client lives; its device list lives as long as it does.
-        let raw = unsafe {
-            let args = plugin.call(abi::ClientAddressableDevicesArgs { client: inner.raw.0, ..Struct::new() })?;
-            list(args.addressable_devices.cast::<*mut c_void>(), args.num_addressable_devices)
-        };
-        // SAFETY: these are devices of this client.
-        let devices = raw.iter().map(|&raw| unsafe { Device::from_raw(&inner, raw) }).collect::<Result<Vec<_>>>()?;
-        Ok(Client { inner, devices: devices.into() })
+        Ok(Client { said: Arc::new(Said::by(&inner)?), inner })
     }
 
     pub fn plugin(&self) -> &Plugin {
@@ -116,36 +140,22 @@ impl Client {
 
     /// The devices of this process, in the plugin's order.
     pub fn devices(&self) -> &[Device] {
-        &self.devices
+        &self.said.devices
     }
 
     /// The devices of all processes.
-    pub fn all_devices(&self) -> Result<Vec<Device>> {
-        // SAFETY: the client lives; its device list lives as long as it does and holds devices of it.
-        unsafe {
-            let args = self.plugin().call(abi::ClientDevicesArgs { client: self.inner.raw.0, ..Struct::new() })?;
-            let raw = list(args.devices.cast::<*mut c_void>(), args.num_devices);
-            raw.iter().map(|&raw| Device::from_raw(&self.inner, raw)).collect()
-        }
+    pub fn all_devices(&self) -> &[Device] {
+        &self.said.all_devices
     }
 
     /// Platform name: `cpu`, `cuda`, `tpu` …
-    pub fn platform_name(&self) -> Result<String> {
-        // SAFETY: the client lives; the name is copied.
-        unsafe {
-            let args = self.plugin().call(abi::ClientPlatformNameArgs { client: self.inner.raw.0, ..Struct::new() })?;
-            Ok(text(args.platform_name, args.platform_name_size))
-        }
+    pub fn platform_name(&self) -> &str {
+        &self.said.platform_name
     }
 
     /// Versions of compiler and driver, as the plugin states them.
-    pub fn platform_version(&self) -> Result<String> {
-        // SAFETY: the client lives; the text is copied.
-        unsafe {
-            let args =
-                self.plugin().call(abi::ClientPlatformVersionArgs { client: self.inner.raw.0, ..Struct::new() })?;
-            Ok(text(args.platform_version, args.platform_version_size))
-        }
+    pub fn platform_version(&self) -> &str {
+        &self.said.platform_version
     }
 
     /// Index of this process among those that share the hardware.

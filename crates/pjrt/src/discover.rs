@@ -91,8 +91,9 @@ impl Search {
     }
 }
 
-/// Searches for plugins of a platform: the explicit file, `LTX2_PJRT_PLUGIN` (if its name speaks of this platform or of
-/// none), the project's plugin folders, Python's site-packages. Nothing is loaded and Python is not run.
+/// Searches for plugins of a platform: the explicit file, or that of `LTX2_PJRT_PLUGIN` (if its name speaks of this platform
+/// or of none), and no other; else in the project's plugin folders and Python's site-packages. Nothing is loaded and Python is
+/// not run.
 pub fn find(platform: Platform, explicit: Option<&Path>) -> Search {
     let mut search = Search { platform, found: Vec::new(), searched: Vec::new() };
     if let Some(path) = explicit {
@@ -108,6 +109,8 @@ pub fn find(platform: Platform, explicit: Option<&Path>) -> Search {
             if path.is_file() {
                 search.add(path, PLUGIN_VARIABLE);
             }
+            // A named plugin that does not start is an error, not another plugin.
+            return search;
         }
         Some(path) => search.searched.push(format!("{PLUGIN_VARIABLE}={} (not {})", path.display(), platform.name())),
         None => search.searched.push(format!("{PLUGIN_VARIABLE} (not set)")),

@@ -48,6 +48,11 @@ impl Error {
         }
     }
 
+    /// True when a device, or the host, had no memory for what was asked.
+    pub fn is_out_of_memory(&self) -> bool {
+        self.code() == Some(Code(error_code::RESOURCE_EXHAUSTED))
+    }
+
     /// True when the plugin has no such call or answered "unimplemented".
     pub fn is_unsupported(&self) -> bool {
         matches!(self, Error::Unsupported { .. }) || self.code() == Some(Code(error_code::UNIMPLEMENTED))

@@ -52,7 +52,10 @@ pub struct Executable {
 
 impl fmt::Debug for Executable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Executable({})", self.name().unwrap_or_default())
+        match self.name() {
+            Ok(name) => write!(f, "Executable({name})"),
+            Err(error) => write!(f, "Executable({error})"),
+        }
     }
 }
 

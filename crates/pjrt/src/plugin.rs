@@ -13,6 +13,9 @@ use super::error::{Code, Error, Result, one_line};
 /// The oldest plugin that is accepted, which is the oldest one this crate was run against.
 const OLDEST: (i32, i32) = (0, 81);
 
+/// Remedy for a file that is no plugin, or one of another time.
+const INSTALL: &str = "install one that fits with `ltx2 plugin install cpu|cuda|tpu`";
+
 /// A loaded plugin. Clones share it; it stays mapped until the process ends.
 #[derive(Clone)]
 pub struct Plugin(Arc<Inner>);
@@ -51,7 +54,8 @@ impl Plugin {
         let table = unsafe {
             library
                 .get::<unsafe extern "C" fn() -> *const Api>(b"GetPjrtApi\0")
-                .map_err(|_| load_error("it exports no `GetPjrtApi`, so it is not a PJRT plugin".into()))?()
+                .map_err(|_| load_error(format!("it exports no `GetPjrtApi`, so it is not a PJRT plugin; {INSTALL}")))?(
+            )
         };
         // A plugin starts threads and registers exit handlers: unmapping it would pull the code from under them.
         std::mem::forget(library);
@@ -179,8 +183,8 @@ fn check_version(path: &Path, api: &Api) -> Result<()> {
     let has = (api.version.major_version, api.version.minor_version);
     let need = format!("{}.{} or newer (built for {}.{})", OLDEST.0, OLDEST.1, abi::VERSION.0, abi::VERSION.1);
     if has.0 > abi::VERSION.0 {
-        let reason =
-            format!("it speaks PJRT {}.{}; this program speaks {}.{}", has.0, has.1, abi::VERSION.0, abi::VERSION.1);
+        let (theirs, ours) = (format!("{}.{}", has.0, has.1), format!("{}.{}", abi::VERSION.0, abi::VERSION.1));
+        let reason = format!("it speaks PJRT {theirs}; this program speaks {ours}; {INSTALL}");
         return Err(Error::Load { plugin: path.to_owned(), reason });
     }
     let complete = api.executable_get_compiled_memory_stats.is_some() && api.loaded_executable_execute.is_some();
@@ -216,7 +220,11 @@ mod tests {
         let mut api = table(0, 1144);
         api.version.major_version = 1;
         let error = check_version(Path::new("new.so"), &api).unwrap_err().to_string();
-        assert_eq!(error, "new.so: cannot load the plugin: it speaks PJRT 1.0; this program speaks 0.114");
+        assert_eq!(
+            error,
+            "new.so: cannot load the plugin: it speaks PJRT 1.0; this program speaks 0.114; install one that fits with \
+             `ltx2 plugin install cpu|cuda|tpu`"
+        );
     }
 
     #[test]

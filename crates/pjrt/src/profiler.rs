@@ -124,7 +124,8 @@ impl Profiler {
         if collect.buffer.is_null() && collect.buffer_size > 0 {
             // A plugin that keeps no copy of its own fills ours.
             own = vec![0; collect.buffer_size];
-            collect.buffer = own.as_ptr();
+            // The plugin writes through it.
+            collect.buffer = own.as_mut_ptr();
             self.call("PLUGIN_Profiler_CollectData", self.functions.collect, &mut collect)?;
         }
         if !own.is_empty() {

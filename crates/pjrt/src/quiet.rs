@@ -1,5 +1,13 @@
 //! Environment variables of plugins, set before they are loaded.
 
+/// Arguments that libtpu reads at its start.
+const ARGUMENTS: &str = "LIBTPU_INIT_ARGS";
+
+/// Those of the user. None is lost for bytes that are no text.
+fn given() -> String {
+    std::env::var_os(ARGUMENTS).map_or_else(String::new, |given| given.to_string_lossy().into_owned())
+}
+
 /// Keeps plugins from writing their start-up chatter to stderr; warnings of the user's own making stay. Must be called
 /// before the process starts a thread, and does nothing otherwise, or where the user has set the variable.
 pub fn quiet_plugins() {
@@ -14,7 +22,6 @@ pub fn quiet_plugins() {
 /// Lets libtpu compile on a machine without TPUs, and beside other processes that have it loaded. Must be called before
 /// the process starts a thread; false where that was too late and the user has not set the variables either.
 pub fn prepare_absent_tpus() -> bool {
-    const ARGUMENTS: &str = "LIBTPU_INIT_ARGS";
     // The compiler's own threads have 64 KB of stack; deep fusions of TPU7x programs overflow it.
     const STACK: &str = "--default_thread_stack_size=1048576";
     // The last two stand for a machine that a topology made by name replaces; without them libtpu complains.
@@ -29,7 +36,7 @@ pub fn prepare_absent_tpus() -> bool {
         .filter(|(name, _)| std::env::var_os(name).is_none())
         .map(|(name, value)| (name, value.to_owned()))
         .collect();
-    let given = std::env::var(ARGUMENTS).unwrap_or_default();
+    let given = given();
     if !given.contains("default_thread_stack_size") {
         wanted.push((ARGUMENTS, format!("{given} {STACK}").trim().to_owned()));
     }
@@ -49,8 +56,7 @@ pub const TPUS_UNPREPARED: &str = "compiling for TPUs needs TPU_SKIP_MDS_QUERY=1
 /// Adds to what libtpu reads at its start; what the user's environment says comes last, so that it holds. Must be called
 /// before the process starts a thread and before libtpu is loaded; false where that was too late.
 pub fn give_libtpu_arguments(arguments: &str) -> bool {
-    const ARGUMENTS: &str = "LIBTPU_INIT_ARGS";
-    let given = std::env::var(ARGUMENTS).unwrap_or_default();
+    let given = given();
     // A process that was started by one which gave them already.
     if given.starts_with(arguments) {
         return true;

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::collective::{CollectiveKind, is_async_marker, trim};
 use super::module::Module;
@@ -10,8 +10,9 @@ use super::proto::{ComputationProto, InstructionProto, ShapeProto};
 use super::shape::dtype_name;
 
 /// Category of an operation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
-#[serde(into = "&'static str")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(into = "&'static str", try_from = "String")]
+#[cfg_attr(feature = "schemars", derive(schemars::JsonSchema), schemars(with = "String"))]
 pub enum OpCategory {
     /// Matmuls and convolutions, with what is fused into them.
     Matmul,
@@ -42,6 +43,17 @@ impl OpCategory {
     /// Whether it is a collective.
     pub fn is_collective(self) -> bool {
         matches!(self, OpCategory::Collective(_))
+    }
+}
+
+impl TryFrom<String> for OpCategory {
+    type Error = String;
+
+    fn try_from(name: String) -> Result<Self, String> {
+        use OpCategory::{Attention, Collective, Copy, Elementwise, Matmul, Other};
+        let collectives = CollectiveKind::NAMES.into_iter().map(|(kind, _)| Collective(kind));
+        let mut all = [Matmul, Attention, Elementwise, Copy, Other].into_iter().chain(collectives);
+        all.find(|category| category.name() == name).ok_or_else(|| format!("unknown category '{name}'"))
     }
 }
 
@@ -95,7 +107,14 @@ impl Module {
     /// Category and name scope of every instruction, by its name.
     pub fn purposes(&self) -> HashMap<String, Purpose> {
         let all = self.computations().flat_map(|c| &c.instructions);
-        all.map(|i| (i.name.clone(), Purpose { category: self.category(i), scope: self.scope_of(i) })).collect()
+        all.map(|i| (i.name.clone(), self.purpose(i))).collect()
+    }
+
+    pub(super) fn purpose(&self, i: &InstructionProto) -> Purpose {
+        let (category, scope) = (self.category(i), self.scope_of(i));
+        // Compilers leave gathers of weights without a scope.
+        let reader = || if category.is_collective() { self.scope_of_reader(i) } else { String::new() };
+        Purpose { category, scope: if scope.is_empty() { reader() } else { scope } }
     }
 
     fn category(&self, i: &InstructionProto) -> OpCategory {

@@ -17,14 +17,15 @@
 //!
 //! **Measured chips.** Where a chip has a [`Calibration`], it replaces the data sheet: an instruction takes
 //! `launch + max(flops / measured rate, bytes / measured bandwidth)`, a collective inside a host
-//! `latency + w / measured rate` of its kind and number of devices.
+//! `latency + w / measured rate` of its kind and number of devices. While work and a collective run together, each loses a
+//! part of its rate ([`Contention`](crate::Contention)).
 
 use std::path::Path;
 use std::sync::OnceLock;
 
 use serde::Deserialize;
 
-use super::calibration::Calibration;
+use super::calibration::{Calibration, Shares};
 use super::collective::CollectiveKind;
 use super::cost::Work;
 
@@ -53,6 +54,9 @@ pub enum Links {
 pub struct Chip {
     /// Name in compile targets.
     pub name: String,
+    /// Names of the device in its plugin.
+    #[serde(default)]
+    pub device_kinds: Vec<String>,
     /// Bytes of device memory that a program may use.
     pub capacity: i64,
     /// FLOP/s with bf16 operands and f32 sums.
@@ -61,12 +65,17 @@ pub struct Chip {
     pub peak_fp8: f64,
     /// Operations a second with operands of 8-bit integers, where there are units for them; else as with bf16.
     pub peak_int8: Option<f64>,
+    /// FLOP/s with f32 operands at full precision; as with bf16 where it is not given.
+    pub peak_f32: Option<f64>,
     /// Bytes a second of device memory.
     pub bandwidth: f64,
+    /// Processors of a GPU, each of which takes one tile of attention at a time.
+    pub processors: Option<usize>,
     pub links: Links,
     /// Measured constants, which replace the data sheet.
-    #[serde(skip)]
     pub calibration: Option<Calibration>,
+    /// Of a GPU: XLA's description of it (`stream_executor.GpuTargetConfigProto` as text), to compile for it where it is not.
+    pub target_config: Option<String>,
 }
 
 /// Errors of finding a chip.
@@ -81,6 +90,9 @@ pub enum ChipError {
     /// A file with an unknown, missing or mistyped key, which the message names.
     #[error("{0}: {1}")]
     Parse(String, String),
+    /// A device that no embedded file names.
+    #[error("no chip file is known of the device '{0}' (known: {known}): name one with --chip FILE", known = known())]
+    Device(String),
 }
 
 fn known() -> String {
@@ -104,23 +116,24 @@ impl OpTime {
 }
 
 /// The embedded files, in the order in which chips are listed.
-const FILES: [&str; 5] = [
+const FILES: [&str; 6] = [
     include_str!("chips/v5e.toml"),
     include_str!("chips/v5p.toml"),
     include_str!("chips/v6e.toml"),
     include_str!("chips/tpu7x.toml"),
     include_str!("chips/h200.toml"),
+    include_str!("chips/h100.toml"),
 ];
 
 impl Chip {
-    /// Embedded chips, by their data sheets.
+    /// Embedded chips.
     #[allow(clippy::expect_used, reason = "the files are compiled in, and a test reads each")]
     pub fn all() -> &'static [Chip] {
         static ALL: OnceLock<Vec<Chip>> = OnceLock::new();
         ALL.get_or_init(|| FILES.iter().map(|text| toml::from_str(text).expect("an embedded chip")).collect())
     }
 
-    /// An embedded chip, by its data sheet.
+    /// An embedded chip.
     ///
     /// # Errors
     /// An unknown name, with those that are known.
@@ -138,41 +151,89 @@ impl Chip {
         toml::from_str(&text).map_err(|e| ChipError::Parse(name, e.message().into()))
     }
 
-    /// The calibrated chip of a name, or that of a TOML file.
+    /// The embedded chip of a device, by its plugin's name of it.
+    ///
+    /// # Errors
+    /// A device of another kind.
+    pub fn of_device(kind: &str) -> Result<&'static Chip, ChipError> {
+        let of = |c: &&Chip| c.device_kinds.iter().any(|known| known == kind);
+        Chip::all().iter().find(of).ok_or_else(|| ChipError::Device(kind.into()))
+    }
+
+    /// The embedded chip of a name, or that of a TOML file.
     ///
     /// # Errors
     /// Those of [`Chip::named`] and [`Chip::read`].
     pub fn find(name_or_path: &str) -> Result<Chip, ChipError> {
-        match name_or_path.ends_with(".toml") || name_or_path.contains('/') {
+        match Chip::is_file(name_or_path) {
             true => Chip::read(Path::new(name_or_path)),
-            false => Ok(Chip::named(name_or_path)?.calibrated()),
+            false => Chip::named(name_or_path).cloned(),
         }
     }
 
-    /// The embedded chip of the same name with its calibration, where there is one.
+    /// Whether a value of `--chip` is a file, not a name.
+    pub fn is_file(name_or_path: &str) -> bool {
+        name_or_path.ends_with(".toml") || name_or_path.contains('/')
+    }
+
+    /// The chip by its data sheet alone.
     #[must_use]
-    pub fn calibrated(&self) -> Chip {
-        Chip { calibration: Calibration::of(&self.name).cloned(), ..self.clone() }
+    pub fn uncalibrated(&self) -> Chip {
+        Chip { calibration: None, ..self.clone() }
+    }
+
+    /// Text of a chip file with another calibration; the data sheet and its comments stay.
+    ///
+    /// # Errors
+    /// A text that is no chip's; a calibration without a form in TOML, which a null among its versions is.
+    pub fn text_with(text: &str, calibration: &Calibration) -> Result<String, String> {
+        #[derive(serde::Serialize)]
+        struct Section<'a> {
+            calibration: &'a Calibration,
+        }
+        let starts = |line: &str| line.starts_with("[calibration") || line.starts_with("[[calibration");
+        // The calibration is the last section, as this writes it.
+        let sheet: String = text.split_inclusive('\n').take_while(|line| !starts(line)).collect();
+        let section = toml::to_string(&Section { calibration }).map_err(|e| e.to_string())?;
+        let text = format!("{}\n\n{section}", sheet.trim_end());
+        match toml::from_str::<Chip>(&text) {
+            Ok(chip) if chip.calibration.as_ref() == Some(calibration) => Ok(text),
+            Ok(_) => Err("the calibration is not read back as it was written".into()),
+            Err(e) => Err(e.message().into()),
+        }
+    }
+
+    /// Text of the embedded file of a chip.
+    pub fn file_text(&self) -> Option<&'static str> {
+        FILES.into_iter().find(|text| toml::from_str::<Chip>(text).is_ok_and(|chip| chip.name == self.name))
     }
 
     /// Seconds of an instruction's work.
     pub fn op_time(&self, work: Work) -> OpTime {
-        let plain = work.flops - work.fp8 - work.int8 - work.attention;
-        let narrow = work.fp8 / self.peak_fp8 + work.int8 / self.peak_int8.unwrap_or(self.peak_bf16);
+        let plain = work.flops - work.fp8 - work.int8 - work.f32 - work.attention;
+        let others = work.fp8 / self.peak_fp8
+            + work.int8 / self.peak_int8.unwrap_or(self.peak_bf16)
+            + work.f32 / self.peak_f32.unwrap_or(self.peak_bf16);
         let Some(c) = &self.calibration else {
-            let compute = (plain + work.attention) / self.peak_bf16 + narrow;
+            let compute = (plain + work.attention) / self.peak_bf16 + others;
             return OpTime { compute, memory: work.bytes / self.bandwidth, launch: 0.0 };
         };
         let attention = c.attention.unwrap_or(c.matmul);
-        // 8-bit matmuls are assumed to reach the same share of their peak.
-        let bf16 = plain + narrow * self.peak_bf16;
+        // Matmuls of other types are assumed to reach the same share of their peak.
+        let bf16 = plain + others * self.peak_bf16;
         let launch = match (work.attention > 0.0, work.flops > 0.0) {
             (true, _) => attention.latency,
             (false, true) => c.matmul.latency,
             (false, false) => c.kernel_seconds * work.kernels,
         };
-        let compute = bf16 / c.matmul.rate + work.attention / attention.rate;
+        let compute = bf16 / c.matmul.rate + (work.attention + work.idle) / attention.rate;
         OpTime { compute, memory: work.bytes / c.bandwidth, launch }
+    }
+
+    /// Rates that work and a collective take from each other.
+    pub(crate) fn contention(&self, time: OpTime) -> Shares {
+        let contention = self.calibration.as_ref().and_then(|c| c.contention);
+        contention.map_or(Shares::default(), |c| if time.compute > time.memory { c.compute } else { c.memory })
     }
 
     /// Seconds of a collective over device `groups` in which each device receives `wire` bytes.
@@ -207,14 +268,35 @@ mod tests {
     fn every_embedded_chip_is_read() {
         for chip in Chip::all() {
             assert!(chip.capacity > 0 && chip.peak_fp8 >= chip.peak_bf16 && chip.bandwidth > 0.0, "{}", chip.name);
+            assert!(chip.device_kinds.iter().all(|kind| Chip::of_device(kind).unwrap() == chip), "{}", chip.name);
+            assert_eq!(chip.target_config.is_some(), matches!(chip.links, Links::Switch { .. }), "{}", chip.name);
+            let Some(c) = &chip.calibration else { continue };
+            assert!(!c.source.is_empty() && c.source.iter().all(|s| !s.command.is_empty() && !s.date.is_empty()));
+            assert!(c.source.iter().all(|s| chip.device_kinds.contains(&s.device)));
+            assert!(c.matmul.rate > 0.0 && c.bandwidth > 0.0 && c.kernel_seconds > 0.0);
         }
+        let message = Chip::of_device("NVIDIA T4").unwrap_err().to_string();
+        assert!(message.starts_with("no chip file is known of the device 'NVIDIA T4' (known: v5e, "), "{message}");
+    }
+
+    #[test]
+    fn a_calibration_is_replaced_and_the_data_sheet_stays() {
+        let calibration = Chip::named("h200").unwrap().calibration.clone().unwrap();
+        let other = Calibration { kernel_seconds: 1e-6, ..calibration.clone() };
+        // Onto a file without one, and onto one with.
+        let added = Chip::text_with(FILES[0], &other).unwrap();
+        assert!(added.starts_with(FILES[0].trim_end()), "{added}");
+        let again = Chip::text_with(&added, &calibration).unwrap();
+        assert!(again.starts_with(FILES[0].trim_end()) && !again.contains("kernel_seconds = 0.000001"), "{again}");
+        assert_eq!(Chip::text_with(&added, &other).unwrap(), added);
+        assert!(Chip::text_with("name = 'x'", &other).unwrap_err().contains("missing field"));
     }
 
     #[test]
     fn a_chip_of_a_file_is_read_and_mistakes_name_file_and_key() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("mine.toml");
-        let text = FILES[0].replace("v5e", "mine");
+        let text = FILES[0].replacen("\"v5e\"", "\"mine\"", 1);
         let read = |text: &str| {
             std::fs::write(&path, text).unwrap();
             Chip::find(path.to_str().unwrap()).map_err(|e| e.to_string())
@@ -230,7 +312,7 @@ mod tests {
             assert!(message.contains("mine.toml: ") && message.contains(key) && !message.contains('\n'), "{message}");
         }
         let message = Chip::find("v9").unwrap_err().to_string();
-        assert_eq!(message, "unknown chip 'v9'; known: v5e, v5p, v6e, tpu7x, h200");
+        assert_eq!(message, "unknown chip 'v9'; known: v5e, v5p, v6e, tpu7x, h200, h100");
     }
 
     #[test]
@@ -240,7 +322,7 @@ mod tests {
         assert!((v6e.link_seconds(CollectiveKind::AllGather, 2e9, &all) - 0.01).abs() < 1e-12);
         assert!((v6e.link_seconds(CollectiveKind::AllToAll, 2e9, &all) - 0.02).abs() < 1e-12);
         assert!((v6e.link_seconds(CollectiveKind::CollectivePermute, 2e9, &[vec![0, 1]]) - 0.02).abs() < 1e-12);
-        let h200 = Chip::named("h200").unwrap();
+        let h200 = Chip::named("h200").unwrap().uncalibrated();
         assert!((h200.link_seconds(CollectiveKind::AllToAll, 450e9, &all) - 1.0).abs() < 1e-12);
         assert!((h200.link_seconds(CollectiveKind::AllGather, 50e9, &[vec![0, 8]]) - 1.0).abs() < 1e-12);
     }
@@ -249,7 +331,6 @@ mod tests {
     fn measured_constants_replace_the_data_sheet() {
         let cost = |latency, rate| AlphaBeta { latency, rate };
         let calibration = Calibration {
-            chip: "h200".into(),
             fit: String::new(),
             source: Vec::new(),
             kernel_seconds: 2e-6,
@@ -257,8 +338,9 @@ mod tests {
             matmul: cost(5e-6, 500e12),
             attention: Some(cost(8e-6, 400e12)),
             collectives: vec![CollectiveCost { kind: CollectiveKind::AllGather, devices: 2, cost: cost(1e-5, 300e9) }],
+            contention: None,
         };
-        let sheet = Chip::named("h200").unwrap();
+        let sheet = Chip::named("h200").unwrap().uncalibrated();
         let h200 = Chip { calibration: Some(calibration), ..sheet.clone() };
         let work = |flops, bytes| Work { flops, bytes, kernels: 1.0, ..Work::default() };
         let near = |got: f64, want: f64| assert!((got / want - 1.0).abs() < 1e-9, "{got}, not {want}");

@@ -11,6 +11,7 @@ use super::shape::{bytes, dtype_name};
 
 /// Kind of a collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum CollectiveKind {
     /// Every device receives all shards.

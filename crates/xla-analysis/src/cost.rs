@@ -21,8 +21,12 @@ pub struct Work {
     pub fp8: f64,
     /// Operations on 8-bit integers, a part of `flops`.
     pub int8: f64,
+    /// FLOPs on f32, a part of `flops`: matmuls and convolutions at full precision.
+    pub f32: f64,
     /// FLOPs of fused attention kernels, a part of `flops`.
     pub attention: f64,
+    /// FLOPs that processors without a tile of fused attention could do meanwhile; 0 where their number is unknown.
+    pub idle: f64,
     /// Bytes of device memory read and written.
     pub bytes: f64,
     /// Instructions that run by themselves.
@@ -34,7 +38,9 @@ impl Work {
         self.flops += other.flops * times;
         self.fp8 += other.fp8 * times;
         self.int8 += other.int8 * times;
+        self.f32 += other.f32 * times;
         self.attention += other.attention * times;
+        self.idle += other.idle * times;
         self.bytes += other.bytes * times;
         self.kernels += other.kernels * times;
     }
@@ -66,6 +72,8 @@ pub(super) struct Counter<'a> {
     pub module: &'a Module,
     /// Whether memory space 1 is the chip's own memory (TPU), which costs no bandwidth.
     pub on_chip: bool,
+    /// Processors that tiles of attention are spread over, where the chip is known to have such.
+    pub processors: Option<usize>,
 }
 
 impl<'a> Counter<'a> {
@@ -94,7 +102,8 @@ impl<'a> Counter<'a> {
             let narrow = [0, 1].iter().all(|&n| operand(n).is_some_and(|s| is(s.element_type)));
             if narrow { flops } else { 0.0 }
         };
-        Work { flops, fp8: both(shape::is_float8), int8: both(shape::is_int8), ..Work::default() }
+        let [fp8, int8, f32] = [shape::is_float8, shape::is_int8, shape::is_f32].map(both);
+        Work { flops, fp8, int8, f32, ..Work::default() }
     }
 
     fn fusion_work(&self, i: &InstructionProto) -> Work {
@@ -258,11 +267,21 @@ impl<'a> Counter<'a> {
         Some(2.0 * elements(output) as f64 / positions.max(1.0) * pairs * features as f64)
     }
 
+    /// FLOPs that processors without a tile could do while the others compute scores of these dimensions: each takes rows of
+    /// a head, and all wait for the last ones.
+    fn idle(&self, scores: &[f64], flops: f64) -> f64 {
+        const ROWS: f64 = 128.0;
+        let (Some(processors), [heads @ .., queries, _]) = (self.processors, scores) else { return 0.0 };
+        let tiles = heads.iter().product::<f64>() * (queries / ROWS).ceil();
+        let places = (tiles / processors as f64).ceil() * processors as f64;
+        if tiles > 0.0 { flops * (places / tiles - 1.0) } else { 0.0 }
+    }
+
     fn custom_call_work(&self, i: &InstructionProto) -> Work {
         let bytes = self.instruction_bytes(i);
         let plain = Work { bytes, ..Work::default() };
         let of = |flops: f64| Work { bytes, ..self.operations(i, flops) };
-        let attention = |flops: f64| Work { attention: flops, ..of(flops) };
+        let attention = |flops: f64| Work { flops, attention: flops, ..plain };
         if i.custom_call_target.starts_with("__cudnn$conv") {
             return of(self.convolution_flops(i).unwrap_or(0.0));
         }
@@ -285,9 +304,10 @@ impl<'a> Counter<'a> {
         }
         if let Some(scores) = config.pointer("/cudnn_fmha_backend_config/intermediate_tensor_shape/dimensions") {
             // Scores and weighted sum: two matmuls of [.., queries, keys] with a head's width.
-            let scores: f64 = scores.as_array().into_iter().flatten().filter_map(number).product();
+            let dims: Vec<f64> = scores.as_array().into_iter().flatten().filter_map(number).collect();
             let width = shape(0).and_then(|s| s.dimensions.last()).copied().unwrap_or(0);
-            return attention(4.0 * scores * width as f64);
+            let flops = 4.0 * dims.iter().product::<f64>() * width as f64;
+            return Work { idle: self.idle(&dims, flops), ..attention(flops) };
         }
         plain
     }
@@ -378,12 +398,23 @@ mod tests {
             let entry = vec![instruction(6, "parameter", &[], &stack, &[]), instruction(7, "fusion", &[6], dims, &[2])];
             let computations = vec![computation(1, copy), computation(2, taken), computation(3, entry)];
             let module = decode(3, computations).expect("a module");
-            let counter = Counter { module: &module, on_chip: true };
+            let counter = Counter { module: &module, on_chip: true, processors: None };
             counter.work(module.instruction(7).expect("the fusion")).bytes
         };
         let of = |layers: f64| layers * 16.0 * 8.0 * 2.0;
         assert_eq!(bytes(true), of(1.0) + of(1.0));
         assert_eq!(bytes(false), of(48.0) + of(48.0));
+    }
+
+    #[test]
+    fn attention_waits_for_its_last_tiles() {
+        let module = decode(1, vec![computation(1, vec![sketch::instruction(1, "parameter", &[])])]).expect("a module");
+        let of = |processors| Counter { module: &module, on_chip: false, processors };
+        // 32 heads of one tile of rows: 32 of 132 processors work, so that 100 of 32 parts are idle.
+        assert_eq!(of(Some(132)).idle(&[1.0, 32.0, 126.0, 6144.0], 32.0), 100.0);
+        // 264 tiles fill all twice.
+        assert_eq!(of(Some(132)).idle(&[1.0, 33.0, 1024.0, 8.0], 5.0), 0.0);
+        assert_eq!(of(None).idle(&[1.0, 32.0, 126.0, 6144.0], 32.0), 0.0);
     }
 
     #[test]
@@ -451,7 +482,7 @@ mod tests {
         let fused = vec![instruction(20, "parameter", &[]), instruction(21, "negate", &[20])];
         let computations = vec![computation(1, fused), ComputationProto { root_id: 6, ..computation(2, instructions) }];
         let module = decode(2, computations).expect("a module");
-        let counter = Counter { module: &module, on_chip: false };
+        let counter = Counter { module: &module, on_chip: false, processors: None };
         for id in 2..=9 {
             let work = counter.work(module.instruction(id).expect("it"));
             assert!(work.bytes > 1e18 && work.flops >= 0.0, "{id}: {work:?}");

@@ -1,7 +1,8 @@
 //! The loops of a program: over denoising steps, and over transformer blocks.
 
 /// Loop that an instruction runs in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
+#[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum LoopLevel {
     /// Once, before or after the loop over steps.

@@ -4,6 +4,7 @@ mod calibration;
 mod category;
 mod chip;
 mod collective;
+mod comparison;
 mod cost;
 mod groups;
 mod intervals;
@@ -23,15 +24,17 @@ mod walk;
 mod xplane;
 
 pub use calibration::{
-    AlphaBeta, Calibration, CollectiveCost, FitError, Measurements, Microbenchmark, Provenance, Sample, fit,
+    AlphaBeta, Calibration, CollectiveCost, Contention, FitError, Measurements, Microbenchmark, Provenance, Sample,
+    Shares, fit,
 };
 pub use category::{OpCategory, Purpose};
 pub use chip::{Chip, ChipError, Links, OpTime};
 pub use collective::{Collective, CollectiveKind};
+pub use comparison::{Comparison, Pair, ScopeComparison};
 pub use cost::Work;
 pub use level::LoopLevel;
 pub use module::{Instruction, Loop, Module, Stored};
-pub use report::{Predicted, Report, Traffic, report};
+pub use report::{Predicted, Report, ScopePrediction, Traffic, report};
 pub use stacks::StackCopy;
 pub use trace::{CategoryTime, DeviceTime, Operation, ScopeTime, Trace};
 pub use xplane::XSpace;

@@ -1,5 +1,6 @@
 //! Report on a compiled program, on one device: collectives, work, copies, and the predicted time.
 
+use super::category::OpCategory;
 use super::chip::Chip;
 use super::collective::Collective;
 use super::cost::Work;
@@ -28,15 +29,28 @@ pub struct Report {
     pub predicted: Option<Predicted>,
     /// Predicted time of one block.
     pub predicted_layer: Option<Predicted>,
+    /// Predicted time of a step by name scope and category, longest first; empty where the chip is unknown.
+    pub scopes: Vec<ScopePrediction>,
+}
+
+/// Predicted time of the operations of a name scope, without overlap.
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+#[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
+pub struct ScopePrediction {
+    /// Name scope; empty where there is none.
+    pub scope: String,
+    pub category: OpCategory,
+    /// Milliseconds per step.
+    pub ms: f64,
 }
 
 /// Milliseconds of a step, by the roofline and the link model (the module of [`Chip`] has the formulas).
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+#[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
 pub struct Predicted {
     pub compute: f64,
     pub memory: f64,
     /// Launch latency alone; 0 of a chip without a calibration.
-    #[serde(default)]
     pub launch: f64,
     pub collective: f64,
     /// Whole step, asynchronous collectives overlapped with the work between their ends.
@@ -73,6 +87,12 @@ pub fn report(module: &Module, mesh: &[(String, usize)], layers: &[usize], chip:
             c.times /= runs;
         }
     }
+    let mut scopes: Vec<ScopePrediction> = walk
+        .scopes
+        .into_iter()
+        .map(|((scope, category), seconds)| ScopePrediction { scope, category, ms: seconds * 1e3 })
+        .collect();
+    scopes.sort_by(|a, b| b.ms.total_cmp(&a.ms));
     Report {
         layers: runs,
         collectives,
@@ -82,6 +102,7 @@ pub fn report(module: &Module, mesh: &[(String, usize)], layers: &[usize], chip:
         stack_copies: walk.copies,
         predicted: chip.map(|_| predicted(&step)),
         predicted_layer: chip.map(|_| predicted(&layer)),
+        scopes,
     }
 }
 

@@ -40,6 +40,11 @@ pub(super) fn is_int8(element_type: i32) -> bool {
     dtype_name(element_type) == "s8"
 }
 
+/// Whether these are f32.
+pub(super) fn is_f32(element_type: i32) -> bool {
+    dtype_name(element_type) == "f32"
+}
+
 /// Elements of an array; of a tuple, the sum.
 pub(super) fn elements(shape: &ShapeProto) -> u64 {
     match shape.tuple_shapes.is_empty() {

@@ -11,7 +11,8 @@ use super::shape::{bytes, dtype_name, elements};
 const SMALLEST: u64 = 1 << 20;
 
 /// A copy, transpose or conversion of a whole stacked parameter.
-#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+#[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
 pub struct StackCopy {
     pub name: String,
     pub opcode: String,

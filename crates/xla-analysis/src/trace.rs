@@ -57,7 +57,7 @@ pub struct ScopeTime {
     pub ms: f64,
     pub share: f64,
     #[serde(rename = "activities")]
-    pub categories: BTreeMap<&'static str, f64>,
+    pub categories: BTreeMap<OpCategory, f64>,
 }
 
 /// Time of a device.
@@ -316,7 +316,7 @@ impl Reader {
             let empty = || ScopeTime { scope: o.scope.clone(), ms: 0.0, share: 0.0, categories: BTreeMap::new() };
             let entry = scopes.entry(o.scope.clone()).or_insert_with(empty);
             entry.ms += o.ms / n;
-            *entry.categories.entry(o.category.name()).or_default() += o.ms / n;
+            *entry.categories.entry(o.category).or_default() += o.ms / n;
         }
         let all: f64 = scopes.values().map(|s| s.ms).sum();
         let unnamed = scopes.get("").map_or(0.0, |s| s.ms);

@@ -30,7 +30,8 @@ impl fmt::Display for Trace {
         writeln!(f, "\n")?;
         writeln!(f, "{unit:>12}{:>9}   {:<20}name scope", "share", "most of it")?;
         for s in self.scopes.iter().take(SCOPES) {
-            let most = s.categories.iter().max_by(|a, b| a.1.total_cmp(b.1)).map_or("", |(name, _)| name);
+            let most =
+                s.categories.iter().max_by(|a, b| a.1.total_cmp(b.1)).map_or("", |(category, _)| category.name());
             let name = if s.scope.is_empty() { "(none)" } else { &s.scope };
             writeln!(f, "{:>12.3}{:>7.1} %   {most:<20}{name}", s.ms / steps, s.share * 100.0)?;
         }

@@ -3,7 +3,9 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use super::chip::{Chip, Links};
+use super::calibration::Shares;
+use super::category::{OpCategory, Purpose};
+use super::chip::{Chip, Links, OpTime};
 use super::collective::{AsyncPart, Collective, CollectiveKind, dtypes_and_bytes};
 use super::cost::{Counter, Work};
 use super::groups::span;
@@ -56,6 +58,8 @@ pub(super) struct Walk<'a> {
     pub layer: Option<(Cost, f64)>,
     /// Cost of a step in the scope of unrolled blocks.
     pub unrolled: Cost,
+    /// Seconds of a step by what operations are for, each alone.
+    pub scopes: BTreeMap<(String, OpCategory), f64>,
 }
 
 /// Position of the walk.
@@ -64,6 +68,8 @@ struct Place<'a> {
     level: LoopLevel,
     /// Runs of this computation in one iteration of its loop.
     times: f64,
+    /// Runs of it in a step; 0 outside the loop over steps.
+    per_step: f64,
     entered: Option<&'a Entered<'a>>,
     /// The loop of this computation over most of the blocks. Blocks of other types have loops of their own, which count
     /// as a part of the step.
@@ -96,7 +102,7 @@ impl<'a> Walk<'a> {
             module,
             mesh,
             chip,
-            counter: Counter { module, on_chip },
+            counter: Counter { module, on_chip, processors: chip.and_then(|c| c.processors) },
             stacks: Stacks::of(module, layers),
             started,
             collectives: Vec::new(),
@@ -104,6 +110,7 @@ impl<'a> Walk<'a> {
             step: None,
             layer: None,
             unrolled: Cost::default(),
+            scopes: BTreeMap::new(),
         }
     }
 
@@ -111,7 +118,8 @@ impl<'a> Walk<'a> {
     pub(crate) fn run(&mut self) -> Cost {
         let Some(entry) = self.module.computation(self.module.entry()) else { return Cost::default() };
         let level = if self.has_data_loop(entry, None) { LoopLevel::Outside } else { LoopLevel::Step };
-        let cost = self.visit(entry, Place { level, times: 1.0, entered: None, blocks: None });
+        let per_step = if level == LoopLevel::Step { 1.0 } else { 0.0 };
+        let cost = self.visit(entry, Place { level, times: 1.0, per_step, entered: None, blocks: None });
         if level == LoopLevel::Step {
             self.step = Some(cost);
             return Cost::default();
@@ -143,14 +151,17 @@ impl<'a> Walk<'a> {
         let at = Place { blocks, ..at };
         let position: BTreeMap<i64, usize> = order.iter().enumerate().map(|(n, i)| (i.id, n)).collect();
         let mut total = Cost::default();
-        // Seconds of work at each position that a collective may hide behind.
+        // Seconds of work at each position that a collective may hide behind, and what the two take from each other.
         let mut free = vec![0.0; order.len()];
+        let mut shares = vec![Shares::default(); order.len()];
         let mut works = vec![false; order.len()];
         let mut in_flight = Vec::new();
         for (n, i) in order.iter().enumerate() {
             self.copies.extend(self.stacks.copy(self.module, i, at.level, at.times));
             let cost = self.instruction(i, at);
             free[n] = cost.time.total;
+            let parts = OpTime { compute: cost.time.compute, memory: cost.time.memory, launch: cost.time.launch };
+            shares[n] = self.chip.map_or(Shares::default(), |chip| chip.contention(parts));
             works[n] = cost.work.flops > 0.0 || (cost.work.bytes > 0.0 && !moves_only(i));
             total.add(cost, 1.0);
             for (collective, end) in self.collectives_of(i, &order, &position) {
@@ -161,6 +172,7 @@ impl<'a> Walk<'a> {
                 let seconds = self.chip.map_or(0.0, |chip| chip.link_seconds(entry.kind, entry.wire_bytes, &groups));
                 let index = self.collectives.len();
                 let unrolled = at.level == LoopLevel::Step && in_blocks(&entry.scope);
+                self.note(i, seconds * at.per_step);
                 self.collectives.push(Collective { seconds, asynchronous: end.is_some(), ..entry });
                 let time = Time { collective: seconds, total: seconds, ..Time::default() };
                 total.add(Cost { time, ..Cost::default() }, 1.0);
@@ -182,12 +194,13 @@ impl<'a> Walk<'a> {
             };
             self.collectives[b.index].overlapped = range.iter().any(|&n| works[n]);
             let mut left = b.seconds;
+            let mut hidden = 0.0;
             for n in range {
-                let hidden = left.min(free[n]);
-                free[n] -= hidden;
-                left -= hidden;
+                let (both, done, moved) = shares[n].together(free[n], left);
+                free[n] -= done;
+                left -= moved;
+                hidden += done + moved - both;
             }
-            let hidden = b.seconds - left;
             total.time.total -= hidden;
             if at.level == LoopLevel::Step && in_blocks(&self.collectives[b.index].scope) {
                 self.unrolled.time.total -= hidden * at.times;
@@ -219,11 +232,20 @@ impl<'a> Walk<'a> {
                 let time =
                     Time { compute: s.compute, memory: s.memory, launch: s.launch, collective: 0.0, total: s.total() };
                 let cost = Cost { work, time };
+                self.note(i, time.total * at.per_step);
                 if at.level == LoopLevel::Step && in_blocks(self.module.scope_of(i).as_ref()) {
                     self.unrolled.add(cost, at.times);
                 }
                 cost
             }
+        }
+    }
+
+    /// Adds seconds to what an instruction is for.
+    fn note(&mut self, i: &InstructionProto, seconds: f64) {
+        if seconds > 0.0 {
+            let Purpose { category, scope } = self.module.purpose(i);
+            *self.scopes.entry((scope, category)).or_default() += seconds;
         }
     }
 
@@ -233,7 +255,8 @@ impl<'a> Walk<'a> {
         let entered = Some(&inside);
         match self.module.trip_count(i, at.entered) {
             None if at.level == LoopLevel::Outside => {
-                let cost = self.visit(body, Place { level: LoopLevel::Step, times: 1.0, entered, blocks: None });
+                let cost = self
+                    .visit(body, Place { level: LoopLevel::Step, times: 1.0, per_step: 1.0, entered, blocks: None });
                 self.step = Some(cost);
                 Cost::default()
             }
@@ -241,9 +264,10 @@ impl<'a> Walk<'a> {
                 // A bound that is data counts as one.
                 let trips = trips.unwrap_or(1) as f64;
                 let enters_blocks = at.level != LoopLevel::Block && at.blocks == Some(i.id);
+                let per_step = at.per_step * trips;
                 let place = match enters_blocks {
-                    true => Place { level: LoopLevel::Block, times: 1.0, entered, blocks: None },
-                    false => Place { times: at.times * trips, entered, ..at },
+                    true => Place { level: LoopLevel::Block, times: 1.0, per_step, entered, blocks: None },
+                    false => Place { times: at.times * trips, per_step, entered, ..at },
                 };
                 let cost = self.visit(body, place);
                 if enters_blocks {
@@ -351,8 +375,8 @@ fn moves_only(i: &InstructionProto) -> bool {
 
 /// Whether a GPU program runs a started collective in the foreground after all.
 fn is_sync(start: &InstructionProto) -> bool {
-    let config = serde_json::from_slice::<serde_json::Value>(&start.backend_config).unwrap_or_default();
-    config.pointer("/collective_backend_config/is_sync").is_some_and(|v| v == true)
+    let config = serde_json::from_slice::<serde_json::Value>(&start.backend_config);
+    config.is_ok_and(|config| config.pointer("/collective_backend_config/is_sync").is_some_and(|v| v == true))
 }
 
 /// Schedule position of the end of a started instruction; 0 where it is in another computation.

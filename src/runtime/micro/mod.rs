@@ -15,12 +15,12 @@ use super::error::RuntimeError;
 use super::executable::Executable;
 use super::random;
 use super::sharded_tensor::ShardedTensor;
-use crate::analysis::{CollectiveKind, Microbenchmark, Module, Report, Sample, report};
+use crate::analysis::{Chip, CollectiveKind, Microbenchmark, Module, Report, Sample, report};
 use crate::hlo::DType;
 use crate::kernels::Kernel;
 use crate::nn::{Axis, Init, Lowering, Param, Source};
 use crate::tensor::Tensor;
-use programs::{COUNT, Expected, Micro};
+use programs::{Beside, COUNT, Expected, Micro};
 
 /// Seconds that the many turns take together.
 const LONG: f64 = 0.03;
@@ -32,14 +32,16 @@ struct Sizes {
     dtype: DType,
     /// Rows, from, to.
     matmuls: Vec<[usize; 3]>,
-    /// Tokens and heads.
-    attention: Vec<[usize; 2]>,
+    /// Queries, keys and heads.
+    attention: Vec<[usize; 3]>,
     /// Bytes of an array.
     memory: Vec<usize>,
     /// Rows and width.
     norms: Vec<[usize; 2]>,
     /// Bytes of a collective.
     collectives: Vec<usize>,
+    /// Bytes of a collective, and work that runs meanwhile: longer and shorter than it.
+    overlapped: Vec<(usize, Beside)>,
 }
 
 const MIB: usize = 1 << 20;
@@ -51,10 +53,12 @@ impl Sizes {
             return Sizes {
                 dtype: DType::F32,
                 matmuls: vec![[128, 128, 256], [256, 256, 512]],
-                attention: vec![[128, 2]],
+                attention: vec![[128, 128, 2]],
                 memory: vec![MIB, 4 * MIB],
                 norms: vec![[256, 1024]],
                 collectives: vec![MIB / 16, MIB],
+                // Its collectives have no start and end of their own.
+                overlapped: Vec::new(),
             };
         }
         let rows = [128, 512, 1536, 3072, 6144, 12288];
@@ -65,10 +69,28 @@ impl Sizes {
         Sizes {
             dtype: DType::BF16,
             matmuls,
-            attention: vec![[1536, 32], [6144, 8], [6144, 32], [15360, 16]],
+            // Of tokens to themselves; of a text or a sound to the video, and the video to them.
+            attention: vec![
+                [1536, 1536, 32],
+                [6144, 6144, 8],
+                [6144, 6144, 32],
+                [15360, 15360, 16],
+                [128, 6144, 32],
+                [6144, 128, 32],
+                [6144, 1024, 32],
+            ],
             memory: [1, 4, 16, 64, 256, 1024].map(|m| m * MIB).into(),
             norms: vec![[3072, 4096], [12288, 4096]],
             collectives: vec![MIB / 16, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB],
+            overlapped: vec![
+                (32 * MIB, Beside::Matmuls { pairs: 1, rows: 6144, from: 4096, to: 4096 }),
+                (64 * MIB, Beside::Matmuls { pairs: 2, rows: 3072, from: 4096, to: 16384 }),
+                (512 * MIB, Beside::Matmuls { pairs: 1, rows: 1536, from: 4096, to: 4096 }),
+                (512 * MIB, Beside::Matmuls { pairs: 1, rows: 6144, from: 4096, to: 4096 }),
+                (64 * MIB, Beside::Copies { count: 4, size: 256 * MIB }),
+                (512 * MIB, Beside::Copies { count: 2, size: 64 * MIB }),
+                (512 * MIB, Beside::Copies { count: 1, size: 256 * MIB }),
+            ],
         }
     }
 }
@@ -102,8 +124,8 @@ fn programs(engine: &Engine, sizes: &Sizes) -> Result<Vec<Micro>, RuntimeError> 
     let lowering = Lowering::of(engine.platform(), engine.own_device().kind());
     // In XLA's own operations attention is matmuls and passes over memory, which are timed as such.
     if lowering.attention != Kernel::Plain {
-        for [tokens, heads] in &sizes.attention {
-            all.push(programs::attention(lowering.attention, *tokens, *heads, sizes.dtype)?);
+        for size in &sizes.attention {
+            all.push(programs::attention(lowering.attention, *size, sizes.dtype)?);
         }
     }
     for size in &sizes.memory {
@@ -117,6 +139,13 @@ fn programs(engine: &Engine, sizes: &Sizes) -> Result<Vec<Micro>, RuntimeError> 
         for kind in KINDS {
             for size in &sizes.collectives {
                 all.push(programs::collective(kind, devices, group, *size)?);
+            }
+        }
+    }
+    if devices > 1 {
+        for kind in [CollectiveKind::AllGather, CollectiveKind::AllReduce, CollectiveKind::AllToAll] {
+            for (size, beside) in &sizes.overlapped {
+                all.push(programs::overlapped(kind, devices, *size, *beside)?);
             }
         }
     }
@@ -143,6 +172,7 @@ fn kernels(engine: &Engine, runs: usize) -> Result<(f64, Sample), RuntimeError> 
         name: format!("{FEW} and {MANY} a turn"),
         devices: 1,
         flops: 0.0,
+        idle: 0.0,
         bytes: 0.0,
         wire_bytes: 0.0,
         kernels: 1.0,
@@ -212,7 +242,8 @@ impl Clock<'_> {
         };
         let read = executable.compiled().optimized_program().ok();
         let read = read.and_then(|o| Module::decode(&o.format, &o.bytes).ok());
-        let Some(read) = read.map(|m| report(&m, &executable.mesh().axes, &[], None)) else {
+        let chip = Chip::of_device(self.engine.own_device().kind()).ok();
+        let Some(read) = read.map(|m| report(&m, &executable.mesh().axes, &[], chip)) else {
             tracing::warn!("{name}: left out: the plugin does not show its program");
             return Ok(None);
         };
@@ -233,6 +264,7 @@ impl Clock<'_> {
             name: micro.name.clone(),
             devices: micro.devices,
             flops: read.step.flops / each,
+            idle: read.step.idle / each,
             bytes: read.step.bytes / each,
             wire_bytes: read.per_step().wire_bytes / each,
             kernels: (read.step.kernels / each).round(),
@@ -256,6 +288,31 @@ fn changed(micro: &Micro, read: &Report) -> Option<String> {
             let own = read.collectives.iter().filter(|c| Some(c.kind) == micro.collective);
             let count: f64 = own.map(|c| read.trips(c)).sum();
             near(count / each, 1.0, "such collectives")
+        }
+        Expected::Overlapped => {
+            let own: Vec<_> = read.collectives.iter().filter(|c| Some(c.kind) == micro.collective).collect();
+            match own.as_slice() {
+                [one] if one.overlapped => None,
+                [_] => Some("the compiler's program overlaps it with nothing".into()),
+                other => Some(format!("the compiler's program has {} such collectives", other.len())),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn overlapped_programs_are_written_for_every_size_and_number_of_devices() {
+        for (size, beside) in Sizes::of("cuda").overlapped {
+            for (kind, devices) in KINDS.into_iter().flat_map(|kind| [(kind, 2), (kind, 4)]) {
+                let micro = programs::overlapped(kind, devices, size, beside).unwrap();
+                assert_eq!(micro.program.devices(), devices);
+                let matmuls = matches!(beside, Beside::Matmuls { .. });
+                assert_eq!(micro.program.dot_flops > 0.0, matmuls, "{}", micro.name);
+            }
         }
     }
 }

@@ -31,6 +31,8 @@ pub(super) enum Expected {
     /// Bytes read and written.
     Bytes(f64),
     One,
+    /// One collective that overlaps with the rest.
+    Overlapped,
 }
 
 /// An argument that starts as random numbers and is carried through the loop, or only read in it.
@@ -91,19 +93,20 @@ pub(super) fn matmul(rows: usize, from: usize, to: usize, dtype: DType) -> Resul
     Ok(Micro { benchmark, collective: None, name, devices: 1, operations: 2 * PAIRS, program, expected })
 }
 
-/// Attention of `tokens` queries with as many keys.
-pub(super) fn attention(kernel: Kernel, tokens: usize, heads: usize, dtype: DType) -> Result<Micro, Error> {
+/// Attention of `queries` to `keys`.
+pub(super) fn attention(kernel: Kernel, [queries, keys, heads]: [usize; 3], dtype: DType) -> Result<Micro, Error> {
     const WIDTH: usize = 128;
     const OPERATIONS: usize = 4;
-    let ty = Type::new(dtype, [1, tokens, heads, WIDTH]);
-    let operands = [carried("q", ty.clone()), read("k", ty.clone()), read("v", ty)];
+    let ty = |tokens: usize| Type::new(dtype, [1, tokens, heads, WIDTH]);
+    let operands = [carried("q", ty(queries)), read("k", ty(keys)), read("v", ty(keys))];
     let program = looped("attention", &operands, |v| {
         let scale = (WIDTH as f64).powf(-0.5);
         let attend = |q: Value, _| kernels::attention(kernel, &q, &v[1], &v[2], None, scale);
         vec![(0..OPERATIONS).fold(v[0].clone(), attend)]
     })?;
-    let flops = 4.0 * (tokens * tokens * heads * WIDTH) as f64;
-    let (benchmark, name) = (Microbenchmark::Attention, format!("{tokens} tokens, {heads} heads {}", dtype.name()));
+    let flops = 4.0 * (queries * keys * heads * WIDTH) as f64;
+    let name = format!("{queries} queries, {keys} keys, {heads} heads {}", dtype.name());
+    let benchmark = Microbenchmark::Attention;
     let expected = Expected::Flops(flops);
     Ok(Micro { benchmark, collective: None, name, devices: 1, operations: OPERATIONS, program, expected })
 }
@@ -170,6 +173,88 @@ pub(super) fn collective(kind: CollectiveKind, all: usize, devices: usize, size:
     let program = b.finish_with(vec![(output, end[0].clone())])?;
     let (benchmark, collective, name) = (Microbenchmark::Collective, Some(kind), megabytes(size));
     Ok(Micro { benchmark, collective, name, devices, operations: OPERATIONS, program, expected: Expected::One })
+}
+
+/// Work of an iteration while a collective runs.
+#[derive(Clone, Copy)]
+pub(super) enum Beside {
+    /// So many pairs of matmuls, `[rows, from] x [from, to]` and back.
+    Matmuls { pairs: usize, rows: usize, from: usize, to: usize },
+    /// So many copies of an array of `size` bytes.
+    Copies { count: usize, size: usize },
+}
+
+impl Beside {
+    /// Width of a copied array.
+    const WIDTH: usize = 4096;
+
+    /// Types of a device's own operand, and of the weights.
+    fn types(self) -> (Type, Vec<Type>) {
+        let ty = |dims: [usize; 2]| Type::new(DType::BF16, dims);
+        match self {
+            Beside::Matmuls { rows, from, to, .. } => (ty([rows, from]), vec![ty([from, to]), ty([to, from])]),
+            Beside::Copies { size, .. } => (ty([size / DType::BF16.size() / Beside::WIDTH, Beside::WIDTH]), Vec::new()),
+        }
+    }
+
+    fn done(self, work: &Value, weights: &[Value]) -> Value {
+        match self {
+            Beside::Matmuls { pairs, .. } => (0..pairs * weights.len()).fold(work.clone(), |work, n| {
+                work.builder().einsum("ij,jk->ik", &work, &weights[n % weights.len()], DType::BF16)
+            }),
+            Beside::Copies { count, .. } => {
+                (0..count).fold(work.clone(), |work, _| (work * 0.5 + 0.25).optimization_barrier())
+            }
+        }
+    }
+
+    fn name(self) -> String {
+        match self {
+            Beside::Matmuls { pairs, rows, from, to } => format!("{} of {rows} x {from} x {to}", 2 * pairs),
+            Beside::Copies { count, size } => format!("{count} copies of {}", megabytes(size)),
+        }
+    }
+}
+
+/// A collective of `size` bytes among all devices, and other work of the same iteration that does not wait for it.
+pub(super) fn overlapped(kind: CollectiveKind, devices: usize, size: usize, beside: Beside) -> Result<Micro, Error> {
+    let mesh = Mesh::new(&[("near", devices)]);
+    let groups = mesh.groups(&["near"]);
+    let elements = (size / DType::BF16.size()).next_multiple_of(devices);
+    let own = if kind == CollectiveKind::AllGather { elements / devices } else { elements };
+    let (row, rows, all) = (Sharding::new(&[&["near"]]), Sharding::new(&[&["near"], &[]]), Sharding::new(&[&[], &[]]));
+    let b = Builder::new("overlapped").with_mesh(mesh);
+    let argument = |name: &str, ty: Type, sharding: &Sharding| {
+        b.argument_with(Argument { sharding: Some(sharding.clone()), ..Argument::new(name, ty) })
+    };
+    let count = argument(COUNT, Type::scalar(DType::I32), &Sharding(Vec::new()));
+    let (ty, weights) = beside.types();
+    let carried = [
+        argument("x", Type::new(DType::BF16, [own * devices]), &row),
+        argument("work", Type::new(ty.dtype, [ty.dims[0] * devices, ty.dims[1]]), &rows),
+    ];
+    let weights: Vec<Value> =
+        ["there", "back"].into_iter().zip(weights).map(|(name, ty)| argument(name, ty, &all)).collect();
+    let zero = b.scalar(0.0, DType::I32);
+    let end = b.for_loop(&zero, &count, &carried, |_, now| {
+        let placed = [(&now[0], row.clone()), (&now[1], rows.clone())];
+        let inputs: Vec<_> = placed.into_iter().chain(weights.iter().map(|v| (v, all.clone()))).collect();
+        b.manual(&inputs, &[row.clone(), rows.clone()], |v| {
+            vec![once(kind, &v[0], &groups), beside.done(&v[1], &v[2..])]
+        })
+    });
+    let outputs =
+        carried.iter().zip(["x", "work"]).zip([&row, &rows]).zip(end).map(|(((of, name), sharding), value)| {
+            (Output { sharding: Some(sharding.clone()), ..Output::new(name, of.ty().clone()) }, value)
+        });
+    let program = b.finish_with(outputs.collect())?;
+    let benchmark = match beside {
+        Beside::Matmuls { .. } => Microbenchmark::OverlappedMatmul,
+        Beside::Copies { .. } => Microbenchmark::OverlappedMemory,
+    };
+    let name = format!("{} while {}", megabytes(size), beside.name());
+    let (collective, expected) = (Some(kind), Expected::Overlapped);
+    Ok(Micro { benchmark, collective, name, devices, operations: 1, program, expected })
 }
 
 /// One collective; its result has the operand's size and depends on all of the collective.

@@ -348,9 +348,8 @@ fn list(text: &[u8]) -> Result<Vec<String>, GroupError> {
 
 /// This host's name.
 pub(crate) fn host() -> String {
-    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    match name.trim() {
-        "" => "unknown host".into(),
-        name => name.into(),
+    match std::fs::read_to_string("/proc/sys/kernel/hostname") {
+        Ok(name) if !name.trim().is_empty() => name.trim().into(),
+        _ => "unknown host".into(),
     }
 }

@@ -16,13 +16,14 @@ use tokio_util::io::ReaderStream;
 
 use super::errors::internal;
 use super::guard::About;
-use super::videos::{Id, parameters};
+use super::videos::Id;
 use super::{App, blocking};
 use crate::serve::error::ApiError;
 use crate::serve::id::VideoId;
 use crate::serve::job::State as JobState;
 use crate::serve::jobs::{Caller, Jobs};
 use crate::serve::objects;
+use crate::serve::query::parameters;
 use crate::serve::store::Variant;
 
 /// Bytes that are read at a time.

@@ -124,7 +124,8 @@ pub(super) async fn submit(
 ) -> Result<(Snapshot, Option<Waiter>), ApiError> {
     let key = idempotency_key(request.headers())?;
     let trace = traceparent(request.headers());
-    if !key.as_ref().is_some_and(|key| app.jobs.is_named(&caller, key)) {
+    let is_new = !key.as_ref().is_some_and(|key| app.jobs.is_named(&caller, key));
+    if is_new {
         check_ready(app, &caller, &kind)?;
         let (jobs, asking) = (Arc::clone(&app.jobs), caller.clone());
         blocking(move || jobs.check_place(&asking)).await.inspect_err(|error| app.metrics.refused(error.code))?;
@@ -143,8 +144,12 @@ pub(super) async fn submit(
     let form = read(app, request).await;
     let mut form = form.map_err(|error| traffic.and_then(|traffic| traffic.fault()).unwrap_or(error))?;
     form.body_sha256 = hex::encode(Sha256::digest(format!("{}\0{}", kind.name(), form.body_sha256)));
-    // Not more at once than leave threads for other endpoints, whatever their files cost.
-    let entry = places(&app.entries, 1).await?;
+    // Files of not more requests at once than leave threads for other endpoints. What has none, or repeats another, does not
+    // wait for them.
+    let entry = match is_new && form.has_files() {
+        true => Some(places(&app.entries, 1).await?),
+        false => None,
+    };
     let app = Arc::clone(app);
     blocking(move || {
         let submitted = enter(&app, &caller, form, &kind, key, trace);

@@ -63,7 +63,8 @@ pub(super) async fn metrics(State(asked): State<Arc<App>>) -> Response {
         asked.pulse.settle();
         asked.metrics.text(Now { connections: asked.connections.count(), usage: asked.store.usage() })
     });
-    let mut response = text.await.unwrap_or_default().into_response();
+    let Ok(text) = text.await else { return StatusCode::INTERNAL_SERVER_ERROR.into_response() };
+    let mut response = text.into_response();
     let kind = HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
     response.headers_mut().insert(header::CONTENT_TYPE, kind);
     response

@@ -13,15 +13,13 @@ use super::guard::About;
 use super::{App, blocking};
 use crate::serve::error::ApiError;
 use crate::serve::id::VideoId;
-use crate::serve::job::{Snapshot, State as JobState};
-use crate::serve::jobs::{Caller, ListQuery};
+use crate::serve::job::Snapshot;
+use crate::serve::jobs::Caller;
 use crate::serve::objects;
+use crate::serve::query::list_query;
 
 /// Milliseconds that the reference client waits between two polls. It reads them once and keeps them.
 const POLL_AFTER: &str = "1000";
-/// Videos of a page.
-const PAGE: usize = 20;
-const LONGEST_PAGE: usize = 100;
 
 /// The id in a path; other text is a video that is not there.
 pub(super) struct Id(pub(super) VideoId);
@@ -81,8 +79,7 @@ pub(super) async fn list(
     Extension(caller): Extension<Caller>,
     RawQuery(query): RawQuery,
 ) -> Result<Json<Value>, ApiError> {
-    let query = list_query(&parameters(query.as_deref(), &["after", "limit", "order", "status"])?)?;
-    let page = app.jobs.list(&caller, &query);
+    let page = app.jobs.list(&caller, &list_query(query.as_deref())?);
     Ok(Json(objects::list(&page.jobs, page.has_more)))
 }
 
@@ -102,118 +99,4 @@ pub(super) fn queue_object(app: &App, running: &[Snapshot], waiting: &[Snapshot]
         "limit": app.serve.queue,
         "eta_s": ends.map(|seconds| (seconds * 1000.0).round() / 1000.0),
     })
-}
-
-/// The parameters of a query, decoded. Those that no endpoint knows are refused by name.
-///
-/// # Errors
-/// Another name, a name twice, text that is not UTF-8.
-pub(super) fn parameters(query: Option<&str>, known: &[&str]) -> Result<Vec<(String, String)>, ApiError> {
-    let mut found: Vec<(String, String)> = Vec::new();
-    for pair in query.unwrap_or_default().split('&').filter(|pair| !pair.is_empty()) {
-        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-        let bad = || ApiError::new(400, "invalid_value", "the query is not UTF-8 in percent-encoding");
-        let (name, value) = (decode(name).ok_or_else(bad)?, decode(value).ok_or_else(bad)?);
-        if !known.contains(&name.as_str()) {
-            let shown: String = name.chars().filter(|c| !c.is_control()).take(64).collect();
-            let message = format!("there is no query parameter '{shown}'; there are {}", known.join(", "));
-            return Err(ApiError::field("unknown_field", shown, message));
-        }
-        if found.iter().any(|(other, _)| *other == name) {
-            let message = format!("the query parameter '{name}' is given twice");
-            return Err(ApiError::field("invalid_value", name, message));
-        }
-        if !value.is_empty() {
-            found.push((name, value));
-        }
-    }
-    Ok(found)
-}
-
-/// Undoes the percent-encoding of a query.
-fn decode(text: &str) -> Option<String> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.bytes();
-    while let Some(byte) = rest.next() {
-        bytes.push(match byte {
-            b'+' => b' ',
-            b'%' => {
-                let digits = [rest.next()?, rest.next()?];
-                let [high, low] = digits.map(|digit| char::from(digit).to_digit(16));
-                u8::try_from(high? * 16 + low?).ok()?
-            }
-            other => other,
-        });
-    }
-    String::from_utf8(bytes).ok().filter(|text| !text.contains('\0'))
-}
-
-fn list_query(parameters: &[(String, String)]) -> Result<ListQuery, ApiError> {
-    let mut query = ListQuery { after: None, limit: PAGE, descending: true, state: None };
-    for (name, value) in parameters {
-        let wrong = |why: &str| ApiError::field("invalid_value", name.clone(), format!("{name}: {why}"));
-        match name.as_str() {
-            "after" => {
-                query.after = Some(VideoId::parse(value).ok_or_else(|| wrong("it must be the id of a video"))?);
-            }
-            "limit" => {
-                let limit = value.parse().ok().filter(|limit| (1..=LONGEST_PAGE).contains(limit));
-                query.limit = limit.ok_or_else(|| wrong("it must be a number from 1 to 100"))?;
-            }
-            "order" => {
-                query.descending = match value.as_str() {
-                    "desc" => true,
-                    "asc" => false,
-                    _ => return Err(wrong("it must be asc or desc")),
-                };
-            }
-            _ => {
-                let states = [JobState::Queued, JobState::InProgress, JobState::Completed, JobState::Failed];
-                let state = states.into_iter().find(|state| state.name() == value);
-                let why = "it must be queued, in_progress, completed or failed";
-                query.state = Some(state.ok_or_else(|| wrong(why))?);
-            }
-        }
-    }
-    Ok(query)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn read(query: &str) -> Result<ListQuery, ApiError> {
-        list_query(&parameters(Some(query), &["after", "limit", "order", "status"])?)
-    }
-
-    #[test]
-    fn a_list_is_asked_for_by_its_query() {
-        let query = read("limit=100&order=asc&status=in%5Fprogress&after=").expect("a query");
-        assert_eq!((query.limit, query.descending, query.state), (100, false, Some(JobState::InProgress)));
-        assert_eq!(query.after, None);
-        let query = read("").expect("a query");
-        assert_eq!((query.limit, query.descending, query.state), (20, true, None));
-    }
-
-    #[test]
-    fn what_is_wrong_with_a_query_is_said_by_name() {
-        for (bad, param) in [
-            ("limit=0", "limit"),
-            ("limit=101", "limit"),
-            ("limit=1e3", "limit"),
-            ("limit=99999999999999999999999", "limit"),
-            ("order=up", "order"),
-            ("status=done", "status"),
-            ("after=video_1", "after"),
-            ("after=..%2f..", "after"),
-            ("page=2", "page"),
-            ("limit=1&limit=2", "limit"),
-        ] {
-            let error = read(bad).expect_err(bad);
-            assert_eq!((error.status, error.param.as_deref()), (400, Some(param)), "{bad}: {error}");
-        }
-        for bad in ["after=%ff", "after=%0", "after=%zz", "%00=1"] {
-            assert_eq!(read(bad).expect_err(bad).status, 400);
-        }
-    }
 }

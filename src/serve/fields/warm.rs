@@ -34,7 +34,7 @@ impl Fields {
         // Of a given video size and frames are its own.
         let (size, files) = match pipeline {
             Pipeline::ImageToVideo | Pipeline::Keyframes => {
-                let grey = media::png_bytes(&[128; 3 * 32 * 32], 32, 32).unwrap_or_default();
+                let grey = media::png_bytes(&[128; 3 * 32 * 32], 32, 32).expect("pixels of 32 x 32");
                 (size, json!({"input_reference": STANDARD.encode(grey)}))
             }
             Pipeline::AudioToVideo => {

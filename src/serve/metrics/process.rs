@@ -1,19 +1,18 @@
-//! Figures of the process, from `/proc`; zeros where there is none.
+//! Figures of the process, from `/proc`; none where there is none.
 
 use std::fs;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Resident memory.
-pub(super) fn resident_bytes() -> u64 {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    let kib = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
-    kib.unwrap_or_default() * 1024
+pub(super) fn resident_bytes() -> Option<u64> {
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
 }
 
 /// Open file descriptors.
-pub(super) fn open_descriptors() -> u64 {
-    fs::read_dir("/proc/self/fd").map_or(0, |entries| entries.count() as u64)
+pub(super) fn open_descriptors() -> Option<u64> {
+    Some(fs::read_dir("/proc/self/fd").ok()?.count() as u64)
 }
 
 /// Seconds since 1970 at which the server began, which is as good as when its process did.

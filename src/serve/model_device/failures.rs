@@ -19,13 +19,15 @@ pub(super) fn of(error: &PipelineError) -> RunError {
             };
             RunError::Job(Failure::field(code, field, told(error)))
         }
-        PipelineError::Runtime(RuntimeError::Plugin(plugin)) => match plugin.code() {
-            Some(code) if code.to_string().contains("RESOURCE_EXHAUSTED") => {
-                RunError::Job(Failure::field("too_large", "size", "the device has too little memory for it"))
-            }
-            _ => RunError::Device(one_line(error)),
-        },
-        PipelineError::Runtime(RuntimeError::Processes(_) | RuntimeError::Option { .. })
+        PipelineError::Runtime(RuntimeError::OutOfMemory { .. }) => {
+            RunError::Job(Failure::field("too_large", "size", "the device has too little memory for it"))
+        }
+        PipelineError::Runtime(
+            RuntimeError::Plugin(_)
+            | RuntimeError::Processes(_)
+            | RuntimeError::Option { .. }
+            | RuntimeError::Needed { .. },
+        )
         | PipelineError::Platform(_)
         | PipelineError::Processes(_)
         | PipelineError::Launch(_) => RunError::Device(one_line(error)),

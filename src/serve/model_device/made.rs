@@ -40,11 +40,7 @@ impl ModelMade {
         if self.config.output.audio {
             media::write_wav(&folder.join("audio.wav"), &generated.sound()?, WavFormat::Pcm16)?;
         }
-        let finished = self.written.write(&self.config, &GenerateOptions::default())?;
-        // The names are kept where the files are.
-        let sync = std::fs::File::open(folder).and_then(|folder| folder.sync_all());
-        sync.map_err(|source| media::Error::Io { action: "write", path: folder.into(), source })?;
-        Ok(finished)
+        self.written.write(&self.config, &GenerateOptions::default()).complete()
     }
 }
 

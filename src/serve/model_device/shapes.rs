@@ -5,10 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Config, Generated, Phase, PipelineError};
-use crate::pipeline::memory;
+use crate::pipeline::memory::{self, Planned};
 use crate::pipeline::parameters::check_files;
 use crate::pipeline::programs::Programs;
-use crate::pipeline::residency::Keep;
 use crate::pipeline::runner::Runner;
 use crate::runtime::processes::Group;
 
@@ -22,7 +21,7 @@ pub(super) struct Shapes(BTreeMap<String, Shape>);
 #[derive(Default)]
 struct Shape {
     /// By what programs and parameters follow from beside it.
-    plans: BTreeMap<String, Keep>,
+    plans: BTreeMap<String, Planned>,
     /// Hashes of those that it used.
     programs: BTreeSet<String>,
     /// Seconds of a step, by the number of videos made at once.
@@ -52,8 +51,8 @@ impl Shapes {
     ) -> Result<(), PipelineError> {
         let key = plan_key(config, rows);
         let known = self.0.get(shape).and_then(|known| known.plans.get(&key));
-        let keep = match known {
-            Some(keep) => *keep,
+        let planned = match known {
+            Some(planned) => planned.clone(),
             None => {
                 if self.0.get(shape).is_some_and(|known| known.plans.len() >= MOST_PLANS) {
                     self.evict(shape, runner);
@@ -65,8 +64,8 @@ impl Shapes {
                 planned.inspect_err(|_| self.drop_unknown(runner))?
             }
         };
-        runner.executor.keep(keep);
-        self.0.entry(shape.into()).or_default().plans.insert(key, keep);
+        runner.follow(planned.clone());
+        self.0.entry(shape.into()).or_default().plans.insert(key, planned);
         Ok(())
     }
 

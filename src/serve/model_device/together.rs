@@ -73,7 +73,9 @@ impl Together {
     /// The first that differs, and in what.
     pub(super) fn meet(group: Option<&Arc<Group>>, config: &Config) -> Result<Self, PipelineError> {
         if let Some(group) = group {
-            let same = Config { serve: Serve::default(), ..config.clone() };
+            // What every process decides for itself; the rest of a server is the first one's.
+            let Serve { max_batch, max_frames, .. } = config.serve;
+            let same = Config { serve: Serve { max_batch, max_frames, ..Serve::default() }, ..config.clone() };
             compare(group, &same, &GenerateOptions::default())?;
         }
         Ok(Together(group.cloned()))

@@ -272,7 +272,7 @@ impl JobStore for FileStore {
 
     fn sweep(&self, used: &BTreeSet<String>) {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        for name in self.inputs.names().unwrap_or_default() {
+        for name in self.inputs.names().into_iter().flatten() {
             let Some(name) = name.to_str().filter(|name| !used.contains(*name)) else { continue };
             let changed = self.inputs.stat(name).map_or(now, |stat| u64::try_from(stat.st_mtime).unwrap_or(0));
             if now.saturating_sub(changed) > NEW_INPUT.as_secs() {

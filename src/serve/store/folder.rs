@@ -127,8 +127,9 @@ impl Folder {
 
     /// Bytes that its files take on the disk.
     pub(super) fn bytes(&self) -> u64 {
-        let names = self.names().unwrap_or_default();
-        let stats = names.iter().filter_map(|name| self.stat(name.to_str()?));
+        // A folder that is gone takes none.
+        let names = self.names().into_iter().flatten();
+        let stats = names.filter_map(|name| self.stat(name.to_str()?));
         stats.map(|stat| u64::try_from(stat.st_blocks).unwrap_or(0) * 512).sum()
     }
 

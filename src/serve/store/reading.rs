@@ -31,7 +31,8 @@ pub(super) fn stored(jobs: &Folder, path: &Path, name: &str) -> Result<(Stored, 
         return Err(format!("it says that it is {}", accepted.id));
     }
     let record = json(&folder, RECORD)?.unwrap_or_else(Record::queued);
-    let order = json(&folder, ORDER).unwrap_or_default().unwrap_or_default();
+    // Where that is damaged it is made alone: the job itself is complete.
+    let order = json(&folder, ORDER).ok().flatten().unwrap_or_default();
     let produced =
         (record.state == State::InProgress).then(|| produced(&folder, &path.join(name), accepted.config.output.audio));
     let produced = produced.flatten();
@@ -41,9 +42,9 @@ pub(super) fn stored(jobs: &Folder, path: &Path, name: &str) -> Result<(Stored, 
 
 /// Removes files of a folder that an ended process did not finish.
 pub(super) fn drop_temporaries(folder: &Folder) {
-    let names = folder.names().unwrap_or_default();
-    for name in names.iter().filter_map(|name| name.to_str()).filter(|name| name.starts_with(TEMPORARY)) {
-        drop(folder.unlink(name));
+    let names = folder.names().into_iter().flatten().filter_map(|name| name.into_string().ok());
+    for name in names.filter(|name| name.starts_with(TEMPORARY)) {
+        drop(folder.unlink(&name));
     }
 }
 
@@ -81,6 +82,9 @@ fn produced(folder: &Folder, path: &Path, has_audio: bool) -> Option<Produced> {
         frames_sha256: hash("frames")?,
         samples_sha256: hash("samples")?,
         timings,
-        warnings: serde_json::from_value(sidecar["warnings"].clone()).unwrap_or_default(),
+        warnings: match &sidecar["warnings"] {
+            Value::Null => Vec::new(),
+            warnings => serde_json::from_value(warnings.clone()).ok()?,
+        },
     })
 }

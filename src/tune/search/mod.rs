@@ -1,17 +1,18 @@
-//! Search for the fastest layout and mesh among all combinations of the shipped layouts' rules: pruned by a lower bound
-//! where that suffices, compiled where it does not.
+//! Search for the fastest layout and mesh among all combinations of the shipped layouts' rules and layouts of your own:
+//! pruned by a lower bound where that suffices, compiled where it does not.
 //!
-//! Layouts are taken in waves, the shipped ones first, by estimated cost; those whose lower bound (`mod@bound`) exceeds the
-//! fastest so far are pruned. Then single rules of the fastest are changed (`tune::candidates`) until no change gains.
-//! Compiled modules are stored, so an interrupted search resumes. The order depends on the request alone, so a repeated
-//! search has the same result.
+//! A layout is compared by the steps of everything that it must run: each loop of a request, at each size, for one number of
+//! videos at a time. Layouts are taken in waves, yours first, then the shipped ones, by estimated cost; those whose lower bound
+//! (`pipeline::layouts`) exceeds the fastest so far are pruned. Then single rules of the fastest are changed
+//! (`tune::candidates`) until no change gains. Compiled modules are stored, so an interrupted search resumes. The order
+//! depends on the request alone, so a repeated search has the same result.
 
-mod bound;
-mod space;
+mod result;
+#[cfg(test)]
+mod tests;
 mod text;
+mod workload;
 
-use crate::pipeline::setup;
-use crate::request;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
@@ -19,37 +20,40 @@ use sha2::{Digest, Sha256};
 
 use super::candidates::candidates;
 use super::case_result::CaseResult;
-use super::compile_report::CompileReport;
-use super::compiler::{CompileTask, Compiler, write_layout};
+use super::compile_report::GIB;
+use super::compiler::{CompileTask, Compiled, Compiler, write_layout};
 use super::diagnose::MIN_GAIN;
 use super::error::{Result, TuneError};
 use super::options::Options;
-use crate::analysis::Chip;
 use crate::config::presets::LAYOUTS;
-use crate::config::{Case, CliOverrides, Config, LayoutSource, load, read_layout_source};
-use crate::nn::{Build, Layout, Lowering};
-use crate::pipeline::compile::needed;
-use crate::pipeline::programs::{ProgramKind, Programs};
-use crate::runtime::{OpenTarget, Target, device_bytes};
+use crate::config::{Case, CliOverrides, LayoutSource, read_layout_source};
+use crate::pipeline::PipelineError;
+use crate::pipeline::layouts::{Devices, Point, composed, mesh_name, meshes, placed};
+use crate::pipeline::programs::ProgramKind;
+use crate::runtime::Target;
 
-pub use bound::{Bound, bound};
-pub(crate) use space::{Extent, Point, composed, mesh_name, meshes};
-pub use space::{parts, placed};
+pub(crate) use result::SearchResult;
+use result::{ComparedLoop, Comparison, PruneReason, Pruned, Tried};
 pub(crate) use text::{best_layout, summary};
+use workload::{Batch, parts};
 
 #[derive(Clone, Debug)]
 pub(crate) struct SearchRequest {
-    /// Configuration with overrides, the shape among them; without layout and mesh.
+    /// Configuration with overrides; without layout and mesh.
     pub(crate) given: CliOverrides,
-    /// Arguments that give a child the same.
-    pub(crate) settings: Vec<String>,
     pub(crate) target: String,
-    /// Video size as `WIDTHxHEIGHTxFRAMES`, where given.
-    pub(crate) shape: Option<String>,
-    /// The loop whose steps are to be fast.
-    pub(crate) program: ProgramKind,
+    /// Video sizes as `WIDTHxHEIGHTxFRAMES`, a request of each; the configuration's where empty.
+    pub(crate) shapes: Vec<String>,
+    /// Numbers of videos at a time, of which one is chosen; the configuration's where empty.
+    pub(crate) videos: Vec<usize>,
+    /// The loop whose steps are to be fast; all of a request where none is named.
+    pub(crate) program: Option<ProgramKind>,
+    /// Layouts beside the shipped ones.
+    pub(crate) layouts: Vec<String>,
     /// Whether only layouts that fit into device memory, beside a run's other components, may win.
     pub(crate) fit: bool,
+    /// GiB of a device that a run may use.
+    pub(crate) memory: Option<f64>,
     pub(crate) layers: usize,
     pub(crate) budget: usize,
     /// Seconds after which no compilation is begun.
@@ -57,45 +61,21 @@ pub(crate) struct SearchRequest {
     pub(crate) timeout: u64,
     /// Seed of the order among equals.
     pub(crate) seed: u64,
+    /// The command that asks this.
+    pub(crate) command: String,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum PruneReason {
-    /// Contradictory rules, or sizes that do not divide.
-    Invalid,
-    /// Parameters larger than device memory.
-    TooLarge,
-    /// Same program as another layout's.
-    Duplicate,
-    /// Lower bound above the fastest.
-    Slower,
-    /// Budget or time used up.
-    OverBudget,
-}
-
-#[derive(Clone, Debug)]
-pub(crate) struct SearchResult {
-    pub(crate) rows: Vec<CaseResult>,
-    pub(crate) winner: Option<Winner>,
-    /// Layouts that were not compiled, by reason: name, and lower bound of the cost where known.
-    pub(crate) pruned: BTreeMap<PruneReason, Vec<(String, Option<f64>)>>,
-    /// Shipped layouts beyond the budget that could be faster.
-    pub(crate) undecided: Vec<String>,
-    /// Whether costs are milliseconds; else received bytes.
-    pub(crate) timed: bool,
-}
-
-#[derive(Clone, Debug)]
-pub(crate) struct Winner {
-    pub(crate) row: usize,
-    pub(crate) source: LayoutSource,
-}
-
-/// Programs per wave. Fixed, because pruning depends on earlier waves and must not depend on the number of workers.
+/// Layouts per wave. Fixed, because pruning depends on earlier waves and must not depend on the number of workers.
 const WAVE: usize = 4;
 
+/// Layout for a number of videos that could win.
 struct Bounded {
     point: Point,
+    batch: usize,
+    /// Bytes of a run's other parameters on a device, by program; empty where memory does not count.
+    beside: Vec<i64>,
+    /// Share of the time of a program's steps that counts.
+    weight: f64,
     bound: f64,
     guess: f64,
     order: [u8; 8],
@@ -104,162 +84,163 @@ struct Bounded {
 /// Searches for the fastest layout. Layout files, modules and results are kept in `options.folder`.
 ///
 /// # Errors
-/// Invalid target, configuration or shape; a memory limit for a target of unknown memory.
+/// Invalid target, configuration, shape or layout file; a limit of memory for a target of unknown memory.
 pub(crate) fn search(request: &SearchRequest, options: &Options) -> Result<SearchResult> {
-    let target = options.predicted_on(request.target.parse()?);
-    let config = load(&request.given)?.config;
+    let target = options.target(&request.target)?;
+    if target.slices() > 1 {
+        let why =
+            "a search is for one slice: each makes its own videos (--mesh dcn.data=N); leave out the number of slices";
+        return Err(PipelineError::Usage(format!("--target {}: {why}", request.target)).into());
+    }
     if request.fit && target.chip().is_none() {
         return Err(TuneError::Capacity(request.target.clone()));
     }
     let mut compiler = Compiler::open(options)?;
     let machine = compiler.machine(&target).map_err(TuneError::Base)?;
-    let mut state = SearchState::new(request, options, &config, &machine, compiler)?;
-    let started = Instant::now();
-    let limit = Duration::from_secs(request.seconds);
-    let (shipped, others) = state.space()?;
-    state.all(shipped, &|| started.elapsed() < limit)?;
-    state.all(others, &|| started.elapsed() < limit)?;
+    let (toolchain, chip) = (machine.toolchain(), target.chip());
+    let asked = request.memory.map(|gib| (gib * GIB) as i64);
+    let limit = machine.capacity.filter(|_| request.fit).into_iter().chain(asked).min();
+    let count = machine.devices.len();
+    let devices = Devices { toolchain: &toolchain, count, capacity: limit, chip: chip.as_ref() };
+    let counts =
+        if request.videos.is_empty() { vec![None] } else { request.videos.iter().copied().map(Some).collect() };
+    let batches: Result<Vec<Batch>> = counts.into_iter().map(|videos| Batch::new(request, videos, devices)).collect();
+    let batches = batches?;
+    let (timed, per_video) = (devices.chip.is_some(), batches.iter().any(|batch| batch.extent.videos > 1));
+    let comparison = Comparison { parts: parts(&batches), timed, per_video };
+    let least = comparison.parts.len();
+    if request.budget < least {
+        let why = format!("--budget {}: a layout is {least} programs here; give at least so many", request.budget);
+        return Err(PipelineError::Usage(why).into());
+    }
+    let (seen, tried, pruned) = (BTreeMap::new(), Vec::new(), Vec::new());
+    let spent = 0;
+    let mut state =
+        Search { request, options, compiler, target, devices, batches, comparison, seen, spent, tried, pruned };
+    let (started, limit) = (Instant::now(), Duration::from_secs(request.seconds));
+    for list in state.space()? {
+        state.all(list, &|| started.elapsed() < limit)?;
+    }
     state.changes(&|| started.elapsed() < limit)?;
     Ok(state.result())
 }
 
-struct SearchState<'a> {
+struct Search<'a> {
     request: &'a SearchRequest,
     options: &'a Options,
     compiler: Compiler<'a>,
-    capacity: Option<i64>,
-    chip: Option<Chip>,
     target: Target,
-    programs: Programs,
-    /// Build of programs, but for the layout.
-    build: Build,
-    extent: Extent,
-    /// Floating-point operations of a step's matmuls, over all devices.
-    matmul_flops: f64,
-    seen: BTreeSet<String>,
+    /// Devices, with the limit of their memory where it counts.
+    devices: Devices<'a>,
+    batches: Vec<Batch<'a>>,
+    comparison: Comparison,
+    /// Labels by their programs' hashes.
+    seen: BTreeMap<String, String>,
+    /// Programs that were asked for.
     spent: usize,
-    rows: Vec<(CaseResult, Point)>,
-    pruned: BTreeMap<PruneReason, Vec<(String, Option<f64>)>>,
-    undecided: Vec<String>,
+    tried: Vec<Tried>,
+    pruned: Vec<Pruned>,
 }
 
-impl<'a> SearchState<'a> {
-    fn new(
-        request: &'a SearchRequest,
-        options: &'a Options,
-        config: &Config,
-        machine: &OpenTarget,
-        compiler: Compiler<'a>,
-    ) -> Result<Self> {
-        let said = |e: crate::pipeline::PipelineError| TuneError::Base(e.to_string());
-        let platform = machine.target.platform().name();
-        let config = Config { layout: "replicated".into(), mesh: None, ..config.clone() };
-        let config = setup::resolve(&config, platform, 1);
-        let build = setup::build_for(&config, 1, &machine.toolchain()).map_err(said)?;
-        let programs = Programs::of(&config, None).map_err(said)?;
-        // On one device, in a lowering that writes every matmul.
-        let plain = Build { lowering: Lowering::default(), layout: Layout::default(), ..build.clone() };
-        let alone = programs.network(request.program, &plain).map_err(said)?;
-        let extent = Extent {
-            devices: machine.devices.len(),
-            videos: config.request.num_videos,
-            branches: request::branches(&config).len(),
-        };
-        Ok(SearchState {
-            request,
-            options,
-            compiler,
-            capacity: machine.capacity,
-            chip: machine.target.chip(),
-            target: machine.target.clone(),
-            programs,
-            build,
-            extent,
-            matmul_flops: alone.program.dot_flops,
-            seen: BTreeSet::new(),
-            spent: 0,
-            rows: Vec::new(),
-            pruned: BTreeMap::new(),
-            undecided: Vec::new(),
-        })
-    }
-
-    /// Shipped layouts on every mesh whose axes they use, and layouts composed of their rules.
-    fn space(&mut self) -> Result<(Vec<Bounded>, Vec<Bounded>)> {
-        let meshes = meshes(self.extent);
-        let mut shipped = Vec::new();
-        for (name, _) in LAYOUTS {
-            let source = read_layout_source(name)?;
-            let on = |mesh| placed(format!("{name} {}", mesh_name(mesh)), Some(name.to_string()), &source, mesh);
-            shipped.extend(meshes.iter().filter_map(on));
+impl Search<'_> {
+    /// Layouts of the request on every mesh whose axes they use, shipped ones so, and layouts composed of their rules.
+    fn space(&mut self) -> Result<[Vec<Bounded>; 3]> {
+        let shipped = LAYOUTS.iter().map(|(name, _)| *name);
+        let own = self.request.layouts.iter().map(String::as_str);
+        let names: Vec<&str> = own.chain(shipped).collect();
+        let sources: std::result::Result<Vec<LayoutSource>, _> = names.iter().map(|n| read_layout_source(n)).collect();
+        let sources = sources?;
+        let (mut asked, mut named, mut others) = (Vec::new(), Vec::new(), Vec::new());
+        for n in 0..self.batches.len() {
+            let meshes = meshes(self.batches[n].extent);
+            for (name, source) in names.iter().zip(&sources) {
+                let on = |mesh| placed(format!("{name} {}", mesh_name(mesh)), Some((*name).to_string()), source, mesh);
+                let points: Vec<Point> = meshes.iter().filter_map(on).collect();
+                let is_asked = self.request.layouts.iter().any(|own| own == name);
+                if points.is_empty() && is_asked {
+                    let why = format!("{} devices have no mesh of axes that it uses", self.devices.count);
+                    self.pruned.push(Pruned::new(*name, true, PruneReason::Invalid, why));
+                }
+                let list = if is_asked { &mut asked } else { &mut named };
+                list.extend(points.into_iter().map(|point| (point, n)));
+            }
+            others.extend(meshes.iter().flat_map(composed).map(|point| (point, n)));
         }
-        let others: Vec<Point> = meshes.iter().flat_map(composed).collect();
-        let shipped = self.opened(shipped);
-        let others = self.opened(others);
-        Ok((shipped, others))
+        Ok([self.opened(asked, false), self.opened(named, false), self.opened(others, true)])
     }
 
-    /// Points that could win, the most promising first.
-    fn opened(&mut self, points: Vec<Point>) -> Vec<Bounded> {
-        let mut open: Vec<Bounded> = points.into_iter().filter_map(|p| self.open(p)).collect();
+    /// Points that could win, the most promising first. Of composed ones, not those in which a size that does not divide
+    /// is replicated: another is the same without the rule.
+    fn opened(&mut self, points: Vec<(Point, usize)>, composed: bool) -> Vec<Bounded> {
+        let mut open = Vec::new();
+        for (mut point, batch) in points {
+            point.label += &self.batches[batch].suffix;
+            match self.bounded(&point, batch, composed) {
+                Ok(bounded) => open.push(bounded),
+                Err((reason, why)) => self.pruned.push(Pruned::new(&point.label, point.named.is_some(), reason, why)),
+            }
+        }
         open.sort_by(|a, b| a.guess.total_cmp(&b.guess).then(a.order.cmp(&b.order)));
         open
     }
 
-    fn open(&mut self, point: Point) -> Option<Bounded> {
-        let mut leave = |why: PruneReason, label: &str, bound| {
-            self.pruned.entry(why).or_default().push((label.to_string(), bound));
-            None
-        };
-        let parts = parts(&point);
-        // Of an unknown chip, the cost of repeating work on several devices is unknown.
-        if self.chip.is_none() && parts < self.extent.devices {
-            return leave(PruneReason::Invalid, &point.label, None);
+    /// A point with what it needs at least.
+    ///
+    /// # Errors
+    /// Why it cannot win.
+    fn bounded(
+        &mut self,
+        point: &Point,
+        n: usize,
+        composed: bool,
+    ) -> std::result::Result<Bounded, (PruneReason, String)> {
+        let batch = &self.batches[n];
+        let (mut bound, mut guess, mut weight, mut notes) = (0.0, 0.0, batch.weight, Vec::new());
+        let (mut hashes, mut estimates) = (Vec::new(), Vec::new());
+        for workload in &batch.workloads {
+            let (estimate, networks) = workload.estimator.estimate(point).map_err(|why| (PruneReason::Invalid, why))?;
+            notes.extend(networks.iter().map(|n| n.notes.first().cloned()));
+            weight = batch.weight * estimate.runs as f64;
+            bound += estimate.bound * batch.weight;
+            guess += estimate.cost * batch.weight;
+            hashes.extend(networks.iter().map(|n| n.program.hash()));
+            estimates.push(estimate);
         }
-        let Ok(layout) = point.source.on(point.mesh.clone()) else {
-            return leave(PruneReason::Invalid, &point.label, None);
-        };
-        let build = Build { layout: layout.clone(), ..self.build.clone() };
-        let network = match self.programs.network(self.request.program, &build) {
-            Ok(network) if network.notes.is_empty() || point.shipped.is_some() => network,
-            _ => return leave(PruneReason::Invalid, &point.label, None),
-        };
-        let mut beside = 0;
-        if let Some(capacity) = self.capacity.filter(|_| self.request.fit) {
-            // A layout that another program of the run cannot take is no layout of a run.
-            let Ok(others) = self.programs.parameters(&build) else {
-                return leave(PruneReason::Invalid, &point.label, None);
-            };
-            // The loop's own are among its arguments; what else reads of its component is not.
-            let own: usize = network.params.iter().map(|p| device_bytes(&network.program, p)).sum();
-            beside = (others.values().sum::<usize>() - own) as i64;
-            if needed(&network) + beside > capacity {
-                return leave(PruneReason::TooLarge, &point.label, None);
+        if composed && let Some(notes) = notes.into_iter().collect::<Option<Vec<String>>>() {
+            return Err((PruneReason::Invalid, notes.into_iter().next().unwrap_or_default()));
+        }
+        let mut beside = Vec::new();
+        if let Some(limit) = self.devices.capacity {
+            for (workload, estimate) in batch.workloads.iter().zip(&estimates) {
+                // A layout that another program of the run cannot take is no layout of a run.
+                let all = workload.estimator.parameters(point).map_err(|why| (PruneReason::Invalid, why))?;
+                let needed = all + estimate.values;
+                if needed > limit {
+                    let why = format!("{:.2} of {:.2} GiB", needed as f64 / GIB, limit as f64 / GIB);
+                    return Err((PruneReason::TooLarge, why));
+                }
+                beside.extend(estimate.parameters.iter().map(|own| all - own));
             }
         }
-        if !self.seen.insert(network.program.hash()) {
-            return leave(PruneReason::Duplicate, &point.label, None);
+        // After what does not fit: another with the same loops may.
+        let hash = format!("{weight} {}", hashes.join(" "));
+        if let Some(other) = self.seen.get(&hash) {
+            return Err((PruneReason::Duplicate, format!("as {other}")));
         }
-        let blocks = self.programs.layers();
-        let bound = bound(&network, &layout, self.chip.as_ref(), self.matmul_flops, parts, blocks);
-        tracing::debug!("{}: at least {:.3}, perhaps {:.3}", point.label, bound.cost(), bound.guess());
+        self.seen.insert(hash, point.label.clone());
+        tracing::debug!("{}: at least {bound:.3}, perhaps {guess:.3}", point.label);
         let words = Sha256::digest(format!("{} {}", self.request.seed, point.label).as_bytes());
         let order = std::array::from_fn(|i| words[i]);
-        Some(Bounded { point: Point { beside, ..point }, bound: bound.cost(), guess: bound.guess(), order })
+        Ok(Bounded { point: point.clone(), batch: n, beside, weight, bound, guess, order })
     }
 
     fn best(&self) -> f64 {
-        self.fastest().map_or(f64::INFINITY, |n| self.rows[n].0.cost().unwrap_or(f64::INFINITY))
+        self.fastest().and_then(|n| self.tried[n].cost).unwrap_or(f64::INFINITY)
     }
 
     fn fastest(&self) -> Option<usize> {
-        let may = |row: &CaseResult, point: &Point| {
-            let fits = |report: &CompileReport| !self.request.fit || report.fits_beside(point.beside);
-            row.error.is_none() && row.report.as_ref().is_some_and(fits)
-        };
-        let all = self.rows.iter().enumerate().filter(|(_, (row, point))| may(row, point));
-        let cost = |row: &CaseResult| row.cost().unwrap_or(f64::INFINITY);
-        all.min_by(|a, b| cost(&a.1.0).total_cmp(&cost(&b.1.0))).map(|(n, _)| n)
+        let all = self.tried.iter().enumerate().filter(|(_, tried)| tried.may_win());
+        all.min_by(|a, b| a.1.cost.unwrap_or(f64::MAX).total_cmp(&b.1.cost.unwrap_or(f64::MAX))).map(|(n, _)| n)
     }
 
     /// Compiles a list in order, wave by wave, pruning what cannot be faster than the fastest so far.
@@ -271,25 +252,25 @@ impl<'a> SearchState<'a> {
             if open.is_empty() {
                 return Ok(());
             }
-            let room = self.request.budget.saturating_sub(self.spent).min(WAVE);
+            let programs = self.comparison.parts.len();
+            let room = (self.request.budget.saturating_sub(self.spent) / programs).min(WAVE);
             if room == 0 || !time() {
-                let shipped = open.iter().filter(|o| o.point.shipped.is_some());
-                self.undecided.extend(shipped.map(|o| o.point.label.clone()));
                 self.leave(PruneReason::OverBudget, open);
                 return Ok(());
             }
             let mut open = open.into_iter();
-            let wave = open.by_ref().take(room).map(|o| o.point).collect();
+            let wave = open.by_ref().take(room).collect();
             list = open.collect();
             self.compile(wave)?;
         }
     }
 
-    fn leave(&mut self, why: PruneReason, list: Vec<Bounded>) {
-        if !list.is_empty() {
-            let all = list.into_iter().map(|o| (o.point.label, Some(o.bound)));
-            self.pruned.entry(why).or_default().extend(all);
-        }
+    fn leave(&mut self, reason: PruneReason, list: Vec<Bounded>) {
+        let pruned = list.into_iter().map(|o| {
+            let why = format!("at least {}", self.comparison.text(o.bound));
+            Pruned::new(&o.point.label, o.point.named.is_some(), reason, why)
+        });
+        self.pruned.extend(pruned);
     }
 
     /// Compiles single-rule changes of the fastest until none gains.
@@ -297,75 +278,87 @@ impl<'a> SearchState<'a> {
         let mut from = None;
         while let Some(best) = self.fastest().filter(|n| from != Some(*n)) {
             from = Some(best);
-            let (row, point) = self.rows[best].clone();
-            let Some(report) = &row.report else { break };
+            let Tried { point, batch, rows, .. } = self.tried[best].clone();
             // Rules are identified by their lines in the file that was compiled.
-            let source = match &row.case.layout {
+            let source = match rows.first().and_then(|row| row.case.layout.as_ref()) {
                 Some(name) => read_layout_source(name)?,
                 None => point.source.clone(),
             };
-            let changed = candidates(&source, report, MIN_GAIN)
-                .into_iter()
-                .filter_map(|c| placed(format!("{}, {}", point.label, c.change), None, &c.layout, &point.mesh));
-            let changed: Vec<Point> = changed.collect();
-            let open = self.opened(changed);
+            let reports = rows.iter().filter_map(|row| row.report.as_ref());
+            let changes = reports.flat_map(|report| candidates(&source, report, MIN_GAIN));
+            let (mut changed, mut once) = (Vec::new(), BTreeSet::new());
+            for change in changes.filter(|c| once.insert(c.change.clone())) {
+                let label = format!("{}, {}", self.batches[batch].without_suffix(&point.label), change.change);
+                changed.extend(placed(label, None, &change.layout, &point.mesh).map(|point| (point, batch)));
+            }
+            let open = self.opened(changed, false);
             self.all(open, time)?;
         }
         Ok(())
     }
 
     /// Compiles points, or reads their stored modules; a result each.
-    fn compile(&mut self, points: Vec<Point>) -> Result<()> {
+    fn compile(&mut self, wave: Vec<Bounded>) -> Result<()> {
         let mut tasks = Vec::new();
         let mut layouts = Vec::new();
-        for point in &points {
-            let (task, layout) = self.task(point)?;
-            tasks.push(task);
+        for Bounded { point, batch, .. } in &wave {
+            let layout = match &point.named {
+                Some(name) => name.clone(),
+                None => write_layout(&self.options.folder, &point.source)?.to_string_lossy().into_owned(),
+            };
+            tasks.extend(self.tasks(point, &self.batches[*batch], &layout));
             layouts.push(layout);
         }
         self.spent += tasks.len();
         let all = self.compiler.compile(&tasks, &self.options.workers(), self.request.timeout)?;
-        let compiler = tasks.first().and_then(|task| self.compiler.version(&task.target));
-        for ((point, layout), compiled) in points.into_iter().zip(layouts).zip(all) {
-            let case = Case {
-                layout: Some(layout),
-                mesh: Some(mesh_name(&point.mesh)),
-                shape: self.request.shape.clone(),
-                target: Some(self.request.target.clone()),
-                ..Case::default()
+        let compiler = self.compiler.version(&self.target);
+        let (mut all, parts) = (all.into_iter(), &self.comparison.parts);
+        for (Bounded { point, batch, beside, weight, .. }, layout) in wave.into_iter().zip(layouts) {
+            let of = &self.batches[batch];
+            let row = |(n, (part, compiled)): (usize, (&ComparedLoop, Compiled))| {
+                let name = format!("{}{}", part.name, of.suffix);
+                let case = Case {
+                    layout: Some(layout.clone()),
+                    mesh: Some(mesh_name(&point.mesh)),
+                    shape: Some(name.trim_start_matches(", ").to_string()).filter(|name| !name.is_empty()),
+                    target: Some(self.request.target.clone()),
+                    ..Case::default()
+                };
+                let (label, report, error) = (point.label.clone(), compiled.report, compiled.error);
+                let room = self.devices.capacity.map(|limit| limit - beside[n]);
+                let compiler = compiler.clone();
+                CaseResult { case, label, precision: None, report, measured: None, error, compiler, room }
             };
-            let (label, report, error) = (point.label.clone(), compiled.report(), compiled.error);
-            let compiler = compiler.clone();
-            self.rows
-                .push((CaseResult { case, label, precision: None, report, measured: None, error, compiler }, point));
+            let compiled = parts.iter().zip(all.by_ref().take(parts.len()));
+            let rows: Vec<CaseResult> = compiled.enumerate().map(row).collect();
+            let costs = rows.iter().zip(parts).map(|(row, part)| Some(row.cost()? * part.steps as f64));
+            let cost = costs.sum::<Option<f64>>().map(|sum| sum * weight);
+            self.tried.push(Tried { point, batch, rows, beside, cost });
         }
         Ok(())
     }
 
-    /// Compilation of a point, and the layout's name: a shipped one's, or a file named by its contents.
-    fn task(&self, point: &Point) -> Result<(CompileTask, String)> {
-        let q = self.request;
-        let layout = match &point.shipped {
-            Some(name) => name.clone(),
-            None => write_layout(&self.options.folder, &point.source)?.to_string_lossy().into_owned(),
+    /// Compilations of a point: each loop of each size.
+    fn tasks(&self, point: &Point, batch: &Batch, layout: &str) -> Vec<CompileTask> {
+        let (q, mesh) = (self.request, mesh_name(&point.mesh));
+        let task = |(settings, given, kind): (&[String], &CliOverrides, ProgramKind)| {
+            let mut command: Vec<String> = ["-q", "compile", "--json", "-", "--target"].map(str::to_string).into();
+            command.extend([q.target.clone(), "--program".into(), kind.flag().into()]);
+            command.extend(self.options.chip_arguments());
+            command.extend(["--layers".to_string(), q.layers.to_string()]);
+            command.extend(settings.iter().cloned());
+            command.extend(["--layout".to_string(), layout.to_string(), "--mesh".into(), mesh.clone()]);
+            let mut given = given.clone();
+            given.flag("layout", "layout", Some(layout.to_string()));
+            given.mesh = Some(mesh.clone());
+            let (label, target, layers) = (point.label.clone(), self.target.clone(), Some(q.layers));
+            CompileTask { label, given, target, program: kind, layers, command }
         };
-        let mesh = mesh_name(&point.mesh);
-        let mut command: Vec<String> = ["-q", "compile", "--json", "-", "--target"].map(str::to_string).into();
-        command.extend([q.target.clone(), "--program".into(), q.program.flag().into()]);
-        command.extend(self.options.chip_arguments());
-        command.extend(["--layers".to_string(), q.layers.to_string()]);
-        command.extend(q.settings.iter().cloned());
-        command.extend(["--layout".to_string(), layout.clone(), "--mesh".into(), mesh.clone()]);
-        let mut given = q.given.clone();
-        given.flag("layout", "layout", Some(layout.clone()));
-        given.mesh = Some(mesh);
-        let (label, target, program) = (point.label.clone(), self.target.clone(), q.program);
-        Ok((CompileTask { label, given, target, program, layers: Some(q.layers), command }, layout))
+        batch.each().map(task).collect()
     }
 
     fn result(self) -> SearchResult {
-        let winner = self.fastest().map(|row| Winner { row, source: self.rows[row].1.source.clone() });
-        let rows = self.rows.into_iter().map(|(row, _)| row).collect();
-        SearchResult { rows, winner, pruned: self.pruned, undecided: self.undecided, timed: self.chip.is_some() }
+        let (winner, limit) = (self.fastest(), self.devices.capacity);
+        SearchResult { comparison: self.comparison, tried: self.tried, winner, pruned: self.pruned, limit }
     }
 }

@@ -1,122 +1,155 @@
 //! Text of a search: a summary, and the fastest layout as a commented file.
 
-use std::fmt::Write;
+use std::collections::BTreeMap;
 
-use super::{PruneReason, SearchRequest, SearchResult};
+use super::result::{ComparedLoop, Comparison, PruneReason, Pruned, Tried};
+use super::{SearchRequest, SearchResult};
 use crate::tune::case_result::CaseResult;
 use crate::tune::compile_report::GIB;
-use crate::tune::table::milliseconds;
+use crate::tune::table::{columns, milliseconds};
 
-/// Number of layouts named per prune reason.
+/// Layouts named per reason in the summary.
 const NAMED: usize = 3;
-/// Number of compiled layouts named beside the winner.
-const BESIDE: usize = 12;
 
-/// Winner as a layout file; comments list what it was compared with.
+/// Winner as a layout file; its comments are the proof: each layout that was compiled, with its figures, and each that was
+/// not, with what decided.
 pub(crate) fn best_layout(result: &SearchResult, request: &SearchRequest) -> Option<String> {
-    let winner = result.winner.as_ref()?;
-    let row = &result.rows[winner.row];
-    let best = row.cost()?;
-    let shape = request.shape.as_deref().unwrap_or("the configuration's shape");
-    let files = request.given.files.join(" and ");
-    let file = if files.is_empty() { "the defaults" } else { &files };
+    let winner = &result.tried[result.winner?];
+    let (best, comparison) = (winner.cost?, &result.comparison);
+    let count = result.tried.len();
     let mut comments = vec![
-        format!(
-            "{}: the fastest predicted of {} programs compiled for {},",
-            row.label,
-            result.rows.len(),
-            request.target
-        ),
-        format!("{shape}, {file}, by `ltx2 experiment --search --budget {} --seed {}`.", request.budget, request.seed),
-        format!("{}.", figures(row)),
+        format!("{}: the fastest predicted of {count} layouts compiled for {},", winner.point.label, request.target),
+        format!("by `{}`{}.", request.command, predicted_by(winner)),
+        format!("{}.", figures(winner, result)),
+        "Compiled:".into(),
     ];
-    comments.push("Compiled and slower, or too large:".into());
-    let mut others: Vec<&CaseResult> =
-        result.rows.iter().enumerate().filter(|(n, _)| *n != winner.row).map(|(_, row)| row).collect();
-    others.sort_by(|a, b| a.cost().unwrap_or(f64::MAX).total_cmp(&b.cost().unwrap_or(f64::MAX)));
-    for other in others.iter().take(BESIDE) {
-        comments.push(format!("  {}: {}", other.label, lost(other, best, request.fit)));
+    let mut others: Vec<&Tried> = result.tried.iter().filter(|t| !std::ptr::eq(*t, winner)).collect();
+    others.sort_by(|a, b| a.cost.unwrap_or(f64::MAX).total_cmp(&b.cost.unwrap_or(f64::MAX)));
+    comments.extend(others.iter().map(|t| format!("  {}: {}", t.point.label, lost(t, best, result))));
+    if others.is_empty() {
+        comments.push("  no other".into());
     }
-    if others.len() > BESIDE {
-        comments.push(format!("  and {} more", others.len() - BESIDE));
+    for (reason, all) in by_reason(&result.pruned) {
+        comments.push(format!("Not compiled, {} that {}:", all.len(), reason.words()));
+        let mut by_why: Vec<(&str, Vec<&str>)> = Vec::new();
+        for pruned in all {
+            match by_why.iter_mut().find(|(why, _)| *why == pruned.why) {
+                Some((_, labels)) => labels.push(&pruned.label),
+                None => by_why.push((&pruned.why, vec![&pruned.label])),
+            }
+        }
+        comments.extend(by_why.into_iter().map(|(why, labels)| format!("  {why}: {}", labels.join("; "))));
     }
-    comments.extend(left_out(result));
-    Some(winner.source.to_yaml(&comments))
+    if comparison.parts.len() > 1 {
+        let weights = comparison.parts.iter().map(|part| format!("{} x {}", part.steps, part.name));
+        comments.insert(2, format!("Times are of {}.", weights.collect::<Vec<_>>().join(" + ")));
+    }
+    Some(winner.point.source.to_yaml(&comments))
 }
 
 /// Summary of a search for the terminal.
-pub(crate) fn summary(result: &SearchResult, request: &SearchRequest) -> String {
-    let mut out = String::new();
-    // Writing to a string cannot fail.
-    let _ = match result.winner.as_ref().map(|w| &result.rows[w.row]) {
-        Some(row) => writeln!(out, "fastest: {}: {}", row.label, figures(row)),
-        None => writeln!(out, "no layout was found that {}", if request.fit { "fits" } else { "compiles" }),
-    };
-    left_out(result).iter().for_each(|line| {
-        let _ = writeln!(out, "{line}");
-    });
-    out
-}
-
-fn unit(row: &CaseResult) -> &'static str {
-    if row.predicted().is_some() { "ms" } else { "MB received" }
-}
-
-fn cost(value: f64, unit: &str) -> String {
-    match unit {
-        "ms" => format!("{} ms", milliseconds(value)),
-        _ => format!("{:.3} MB received", value / 1e6),
+pub(crate) fn summary(result: &SearchResult) -> String {
+    let mut lines = Vec::new();
+    if result.comparison.parts.len() > 1 || result.comparison.per_video {
+        lines.push(totals(result));
     }
+    lines.push(match result.winner.map(|n| &result.tried[n]) {
+        Some(winner) => format!("fastest: {}: {}", winner.point.label, figures(winner, result)),
+        None => format!("no layout was found that {}", if result.limit.is_some() { "fits" } else { "compiles" }),
+    });
+    for (reason, all) in by_reason(&result.pruned) {
+        let named: Vec<String> = all.iter().take(NAMED).map(|pruned| left_out(pruned)).collect();
+        let more = if all.len() > NAMED { ", …" } else { "" };
+        lines.push(format!("Not compiled, {} that {}: {}{more}", all.len(), reason.words(), named.join("; ")));
+    }
+    let undecided = result.pruned.iter().filter(|p| p.named && p.reason == PruneReason::OverBudget);
+    let undecided: Vec<&str> = undecided.map(|p| p.label.as_str()).collect();
+    if !undecided.is_empty() {
+        lines.push(format!("Undecided layouts that have a name, give a larger --budget: {}", undecided.join("; ")));
+    }
+    lines.join("\n") + "\n"
 }
 
-fn figures(row: &CaseResult) -> String {
-    let Some(f) = &row.report else { return row.error.clone().unwrap_or_default() };
-    let parts = f.all_blocks().map_or(String::new(), |p| {
+/// Table of all that was compiled: the sum that layouts are compared by, and a step of each part.
+fn totals(result: &SearchResult) -> String {
+    let Comparison { parts, timed, per_video } = &result.comparison;
+    let unit = if *timed { "ms" } else { "MB received" };
+    let whole = if *per_video { format!("{unit}, a video") } else { format!("{unit}, all steps") };
+    let name =
+        |part: &ComparedLoop| format!("{} x {}", part.steps, if part.name.is_empty() { "a step" } else { &part.name });
+    let head = ["layout".to_string(), whole].into_iter().chain(parts.iter().map(name)).chain(["GiB".to_string()]);
+    let mut tried: Vec<&Tried> = result.tried.iter().collect();
+    tried.sort_by(|a, b| a.cost.unwrap_or(f64::MAX).total_cmp(&b.cost.unwrap_or(f64::MAX)));
+    let line = |t: &Tried| {
+        let each = t.rows.iter().map(|row| cell(row.cost(), *timed));
+        let gib = format!("{:.2}", t.bytes() as f64 / GIB);
+        [t.point.label.clone(), cell(t.cost, *timed)].into_iter().chain(each).chain([gib]).collect::<Vec<_>>()
+    };
+    let rows: Vec<Vec<String>> = [head.collect()].into_iter().chain(tried.into_iter().map(line)).collect();
+    columns(&rows, 1..rows[0].len())
+}
+
+/// Milliseconds or megabytes.
+fn cell(cost: Option<f64>, timed: bool) -> String {
+    cost.map_or(String::new(), |cost| if timed { milliseconds(cost) } else { format!("{:.3}", cost / 1e6) })
+}
+
+/// Compiler and chip of a layout's figures.
+fn predicted_by(tried: &Tried) -> String {
+    let row = tried.rows.first();
+    let chip =
+        row.and_then(|row| row.report.as_ref()?.chip.as_ref()).map(|chip| format!(", by the chip {}", chip.name));
+    let compiler = row.and_then(|row| row.compiler.as_ref()).map(|compiler| format!(", with {compiler}"));
+    [chip, compiler].into_iter().flatten().collect()
+}
+
+fn figures(tried: &Tried, result: &SearchResult) -> String {
+    let errors = tried.rows.iter().find_map(|row| row.error.clone());
+    let Some(cost) = tried.cost else { return errors.unwrap_or_default() };
+    let each = match tried.rows.as_slice() {
+        [one] => step(one),
+        rows => {
+            let one = |(row, part): (&CaseResult, &ComparedLoop)| {
+                format!("; {} {}{}", part.name, cell(row.cost(), result.comparison.timed), step(row))
+            };
+            rows.iter().zip(&result.comparison.parts).map(one).collect()
+        }
+    };
+    let reports = || tried.rows.iter().filter_map(|row| row.report.as_ref());
+    let limit = result.limit.or_else(|| reports().find_map(|f| f.memory.capacity));
+    let of = limit.map_or(String::new(), |c| format!(" of {:.2}", c as f64 / GIB));
+    let block: Vec<String> = reports().map(|f| format!("{:.1}", f.collectives.per_layer_bytes / 1e6)).collect();
+    let (cost, gib) = (result.comparison.text(cost), tried.bytes() as f64 / GIB);
+    format!("{cost}{each}, {} MB of collectives per block, {gib:.2}{of} GiB per device", block.join(" and "))
+}
+
+/// Predicted parts of a step, in brackets.
+fn step(row: &CaseResult) -> String {
+    let predicted = row.report.as_ref().and_then(|f| f.all_blocks());
+    predicted.map_or(String::new(), |p| {
         let [compute, memory, links] = [p.compute, p.memory, p.collective].map(milliseconds);
         format!(" (matmuls {compute}, memory {memory}, links {links})")
-    });
-    let of = f.memory.capacity.map_or(String::new(), |c| format!(" of {:.2}", c as f64 / GIB));
-    format!(
-        "{} per step{parts}, {:.1} MB of collectives per block, {:.2}{of} GiB per device",
-        row.cost().map_or(String::new(), |c| cost(c, unit(row))),
-        f.collectives.per_layer_bytes / 1e6,
-        f.device_bytes() as f64 / GIB
-    )
+    })
 }
 
-fn lost(row: &CaseResult, best: f64, fit: bool) -> String {
-    match (&row.error, row.cost()) {
+fn lost(tried: &Tried, best: f64, result: &SearchResult) -> String {
+    match (tried.rows.iter().find_map(|row| row.error.as_ref()), tried.cost) {
         (Some(error), _) => error.clone(),
-        (None, Some(_)) if fit && !row.fits() => format!("does not fit: {}", figures(row)),
-        (None, Some(value)) => format!("{:+.1} %: {}", (value / best - 1.0) * 100.0, figures(row)),
+        (None, Some(_)) if !tried.may_win() => format!("does not fit: {}", figures(tried, result)),
+        (None, Some(cost)) if best > 0.0 => {
+            format!("{:+.1} %: {}", (cost / best - 1.0) * 100.0, figures(tried, result))
+        }
+        (None, Some(_)) => figures(tried, result),
         (None, None) => "the compiler returned no report".into(),
     }
 }
 
-fn left_out(result: &SearchResult) -> Vec<String> {
-    let unit = if result.timed { "ms" } else { "MB received" };
-    let mut lines = Vec::new();
-    for (why, all) in &result.pruned {
-        let what = match why {
-            PruneReason::Invalid => "do not divide, contradict themselves or repeat work",
-            PruneReason::TooLarge => "do not fit into device memory beside the other components",
-            PruneReason::Duplicate => "are the same program as another",
-            PruneReason::Slower => "cannot be faster",
-            PruneReason::OverBudget => "were left for a larger --budget or --seconds",
-        };
-        let named: Vec<String> = all
-            .iter()
-            .take(NAMED)
-            .map(|(label, bound)| match bound {
-                Some(b) => format!("{label} (at least {})", cost(*b, unit)),
-                None => label.clone(),
-            })
-            .collect();
-        let more = if all.len() > NAMED { ", …" } else { "" };
-        lines.push(format!("Not compiled, {} that {what}: {}{more}", all.len(), named.join("; ")));
-    }
-    if !result.undecided.is_empty() {
-        lines.push(format!("Undecided shipped layouts, give a larger --budget: {}", result.undecided.join("; ")));
-    }
-    lines
+fn by_reason(pruned: &[Pruned]) -> BTreeMap<PruneReason, Vec<&Pruned>> {
+    let mut all: BTreeMap<PruneReason, Vec<&Pruned>> = BTreeMap::new();
+    pruned.iter().for_each(|p| all.entry(p.reason).or_default().push(p));
+    all
+}
+
+fn left_out(pruned: &Pruned) -> String {
+    format!("{} ({})", pruned.label, pruned.why)
 }

@@ -1,6 +1,6 @@
 //! Fits constants to measurements, by least squares of the relative errors.
 
-use super::{AlphaBeta, Calibration, CollectiveCost, Measurements, Microbenchmark, Sample};
+use super::{AlphaBeta, Calibration, CollectiveCost, Contention, Measurements, Microbenchmark, Sample, Shares};
 use crate::collective::CollectiveKind;
 
 /// Errors of fitting.
@@ -18,7 +18,7 @@ pub enum FitError {
 ///
 /// # Errors
 /// Measurements of several chips; none of kernels, memory or matmuls.
-pub fn fit(all: &[Measurements], chip: &str, command: &str) -> Result<Calibration, FitError> {
+pub fn fit(all: &[Measurements], command: &str) -> Result<Calibration, FitError> {
     let mut devices = all.iter().map(|m| m.source.device.as_str());
     let first = devices.next().unwrap_or_default();
     if let Some(other) = devices.find(|d| *d != first) {
@@ -35,8 +35,9 @@ pub fn fit(all: &[Measurements], chip: &str, command: &str) -> Result<Calibratio
     // With few rows a matmul is bound by its weights' memory traffic, which the roofline has beside this.
     let computes = |s: &&&Sample| s.flops / best > s.bytes / bandwidth;
     let points: Vec<(f64, f64)> = matmuls.iter().filter(computes).map(|s| (s.flops, s.seconds)).collect();
-    let matmul = line(&points).ok_or(FitError::Missing("no matmul was timed"))?;
-    let attention = line(&of(Microbenchmark::Attention).map(|s| (s.flops, s.seconds)).collect::<Vec<_>>());
+    // A matmul is a kernel like others; what large ones lose by the card's power limit would read as a latency here.
+    let matmul = rate(&points, kernel_seconds).ok_or(FitError::Missing("no matmul was timed"))?;
+    let attention = line(&of(Microbenchmark::Attention).map(|s| (s.flops + s.idle, s.seconds)).collect::<Vec<_>>());
     let mut collectives = Vec::new();
     let mut known: Vec<(CollectiveKind, usize)> =
         of(Microbenchmark::Collective).filter_map(|s| Some((s.collective?, s.devices))).collect();
@@ -49,9 +50,37 @@ pub fn fit(all: &[Measurements], chip: &str, command: &str) -> Result<Calibratio
         let points: Vec<(f64, f64)> = own.map(|s| (s.wire_bytes, alone(s))).filter(|(_, t)| *t > 0.0).collect();
         collectives.extend(line(&points).map(|cost| CollectiveCost { kind, devices, cost }));
     }
+    let alone = |s: &Sample| {
+        let cost =
+            collectives.iter().find(|c: &&CollectiveCost| Some(c.kind) == s.collective && c.devices == s.devices);
+        let work = match s.benchmark {
+            Microbenchmark::OverlappedMatmul => s.kernels * matmul.latency + s.flops / matmul.rate,
+            _ => s.kernels * kernel_seconds + s.bytes / bandwidth,
+        };
+        Some((work, cost?.cost.seconds(s.wire_bytes)))
+    };
+    let shares = |benchmark| shares(of(benchmark).filter_map(|s| Some((s.seconds, alone(s)?))));
+    let contention = shares(Microbenchmark::OverlappedMatmul).zip(shares(Microbenchmark::OverlappedMemory));
+    let contention = contention.map(|(compute, memory)| Contention { compute, memory });
     let source = all.iter().map(|m| m.source.clone()).collect();
-    let (chip, fit) = (chip.into(), command.into());
-    Ok(Calibration { chip, fit, source, kernel_seconds, bandwidth, matmul, attention, collectives })
+    let fit = command.into();
+    Ok(Calibration { fit, source, kernel_seconds, bandwidth, matmul, attention, collectives, contention })
+}
+
+/// Shares of two that run together, from the seconds of both and of each alone. What the longer one takes more than alone is
+/// the other's doing for as long as that one runs.
+fn shares(samples: impl Iterator<Item = (f64, (f64, f64))>) -> Option<Shares> {
+    let (mut of_work, mut of_collective) = (Vec::new(), Vec::new());
+    for (seconds, (work, collective)) in samples {
+        match work > collective {
+            true => of_work.push((seconds - work) / collective),
+            false => of_collective.push((seconds - collective) / work),
+        }
+    }
+    let part = |added: Vec<f64>| mean(added.into_iter().map(|a| a.clamp(0.0, 0.9)));
+    let (a, b) = (part(of_work)?, part(of_collective)?);
+    // a = work / (1 - collective), b = collective / (1 - work).
+    Some(Shares { work: a * (1.0 - b) / (1.0 - a * b), collective: b * (1.0 - a) / (1.0 - a * b) })
 }
 
 fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
@@ -63,6 +92,15 @@ fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
 fn larger_half(mut points: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
     points.sort_by(|a, b| a.0.total_cmp(&b.0));
     points.split_off(points.len() / 2)
+}
+
+/// Least-squares fit of the relative errors to `(amount, seconds)`, with a given latency.
+fn rate(points: &[(f64, f64)], latency: f64) -> Option<AlphaBeta> {
+    let usable = points.iter().filter(|(x, t)| *x > 0.0 && *t > latency);
+    // 1 - latency / t = b x / t.
+    let (top, bottom) = usable
+        .fold((0.0, 0.0), |(top, bottom), (x, t)| (top + (1.0 - latency / t) * x / t, bottom + (x / t) * (x / t)));
+    (top > 0.0).then(|| AlphaBeta { latency, rate: bottom / top })
 }
 
 /// Least-squares fit of the relative errors to `(amount, seconds)`, with a latency of at least 0.
@@ -96,6 +134,7 @@ mod tests {
             name: String::new(),
             devices: 1,
             flops: 0.0,
+            idle: 0.0,
             bytes: 0.0,
             wire_bytes: 0.0,
             kernels: 1.0,
@@ -117,7 +156,7 @@ mod tests {
             all.push(Sample { bytes, ..sample(Microbenchmark::Memory, 3e-6 + bytes / rate) });
         }
         for flops in [2e10, 1e11, 4e11, 1e12] {
-            all.push(Sample { flops, bytes: 1e6, ..sample(Microbenchmark::Matmul, 5e-6 + flops / 700e12) });
+            all.push(Sample { flops, bytes: 1e6, ..sample(Microbenchmark::Matmul, 3e-6 + flops / 700e12) });
             all.push(Sample { flops, ..sample(Microbenchmark::Attention, 8e-6 + flops / 500e12) });
         }
         // Bound by its weights, so no part of the fit.
@@ -143,14 +182,39 @@ mod tests {
         all
     }
 
+    const COMPUTE: Shares = Shares { work: 0.2, collective: 0.3 };
+    const MEMORY: Shares = Shares { work: 0.4, collective: 0.1 };
+
+    /// Collectives of the same chip while other work runs, each shorter and longer than the other.
+    fn overlapped() -> Vec<Sample> {
+        let mut all = Vec::new();
+        for (wire_bytes, flops, bytes) in [(1e7, 1e12, 1e9), (1e8, 4e10, 1e8), (3e8, 1e11, 4e8)] {
+            let collective = 1e-5 + wire_bytes / 350e9;
+            let seconds = |work: f64, shares: Shares| {
+                let (both, done, moved) = shares.together(work, collective);
+                both + (work - done) + (collective - moved)
+            };
+            let own = |benchmark, seconds| Sample {
+                collective: Some(CollectiveKind::AllGather),
+                devices: 2,
+                wire_bytes,
+                ..sample(benchmark, seconds)
+            };
+            let matmuls = seconds(3e-6 + flops / 700e12, COMPUTE);
+            all.push(Sample { flops, ..own(Microbenchmark::OverlappedMatmul, matmuls) });
+            all.push(Sample { bytes, ..own(Microbenchmark::OverlappedMemory, seconds(3e-6 + bytes / 4e12, MEMORY)) });
+        }
+        all
+    }
+
     #[test]
     fn constants_are_recovered() {
-        let (one, two) = (known(), known());
-        let c = fit(&[measurements("a", one), measurements("a", two)], "h200", "it").unwrap();
+        let (one, two) = ([known(), overlapped()].concat(), known());
+        let c = fit(&[measurements("a", one), measurements("a", two)], "it").unwrap();
         let near = |got: f64, want: f64| assert!((got / want - 1.0).abs() < 1e-6, "{got}, not {want}");
         near(c.kernel_seconds, 3e-6);
         near(c.bandwidth, 4e12);
-        near(c.matmul.latency, 5e-6);
+        near(c.matmul.latency, 3e-6);
         near(c.matmul.rate, 700e12);
         let attention = c.attention.unwrap();
         near(attention.latency, 8e-6);
@@ -162,15 +226,21 @@ mod tests {
         near(four.latency, 2e-5);
         near(four.rate, 300e9);
         near(c.collective(CollectiveKind::AllToAll, 2).unwrap().rate, 250e9);
-        assert_eq!((c.source.len(), c.chip.as_str(), c.fit.as_str()), (2, "h200", "it"));
+        let contention = c.contention.unwrap();
+        for (got, want) in [(contention.compute, COMPUTE), (contention.memory, MEMORY)] {
+            near(got.work, want.work);
+            near(got.collective, want.collective);
+        }
+        assert_eq!(fit(&[measurements("a", known())], "it").unwrap().contention, None);
+        assert_eq!((c.source.len(), c.fit.as_str()), (2, "it"));
     }
 
     #[test]
     fn what_cannot_be_fitted_is_said() {
-        let of = |samples: Vec<Sample>| fit(&[measurements("a", samples)], "h200", "").unwrap_err();
+        let of = |samples: Vec<Sample>| fit(&[measurements("a", samples)], "").unwrap_err();
         assert_eq!(of(vec![]), FitError::Missing("no kernel was timed"));
         assert_eq!(of(vec![sample(Microbenchmark::Kernel, 1e-6)]), FitError::Missing("no copy was timed"));
-        let mixed = fit(&[measurements("a", known()), measurements("b", known())], "h200", "").unwrap_err();
+        let mixed = fit(&[measurements("a", known()), measurements("b", known())], "").unwrap_err();
         assert_eq!(mixed, FitError::Mixed("a".into(), "b".into()));
     }
 

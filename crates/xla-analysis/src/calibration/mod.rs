@@ -1,12 +1,10 @@
 //! Measured constants of a chip, which replace its data sheet.
 //!
 //! `ltx2 bench --micro` times small programs ([`Sample`]); [`mod@fit`] fits a latency and a rate to the times; the constants
-//! are stored in one JSON file a chip, beside its data sheet in `chips/`, which names the command and the device they come
-//! from. A chip without a file keeps the figures of its data sheet.
+//! are the `calibration` of the chip's TOML file, which names the command and the device they come from. A chip without
+//! them keeps the figures of its data sheet.
 
 mod fit;
-
-use std::sync::OnceLock;
 
 use serde::{Deserialize, Serialize};
 
@@ -14,15 +12,11 @@ use super::collective::CollectiveKind;
 
 pub use fit::{FitError, fit};
 
-/// Embedded calibrations, by chip.
-const FILES: [(&str, &str); 1] = [("h200", include_str!("../chips/h200.calibration.json"))];
-
 /// The alpha-beta model of a cost: `latency + amount / rate` seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AlphaBeta {
     /// Seconds, whatever the amount.
-    #[serde(rename = "seconds")]
     pub latency: f64,
     /// FLOP/s or bytes/s.
     pub rate: f64,
@@ -43,7 +37,6 @@ pub struct CollectiveCost {
     /// Devices of a group.
     pub devices: usize,
     /// Cost by received bytes.
-    #[serde(rename = "line")]
     pub cost: AlphaBeta,
 }
 
@@ -64,8 +57,7 @@ pub struct Provenance {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Calibration {
-    /// Name in compile targets.
-    pub chip: String,
+    /// Command that made it.
     pub fit: String,
     pub source: Vec<Provenance>,
     /// Seconds of an empty kernel among others.
@@ -73,23 +65,45 @@ pub struct Calibration {
     /// Bytes a second of device memory, reads and writes.
     pub bandwidth: f64,
     /// Cost of a bf16 matmul, by FLOPs.
-    #[serde(rename = "product")]
     pub matmul: AlphaBeta,
     /// Cost of a fused attention kernel, by FLOPs.
     pub attention: Option<AlphaBeta>,
-    #[serde(rename = "exchanges")]
     pub collectives: Vec<CollectiveCost>,
+    /// Rates that a running collective and other work take from each other; nothing where it was not measured.
+    pub contention: Option<Contention>,
+}
+
+/// Rates that a collective and other work take from each other while both run.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Contention {
+    /// Beside matmuls and attention.
+    pub compute: Shares,
+    /// Beside work that memory bounds.
+    pub memory: Shares,
+}
+
+/// Parts of their rates that two lose while both run, from 0 to 1: of a GPU, the collective's kernel holds processors, and the
+/// bytes of both pass through device memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Shares {
+    /// Loss of the work.
+    pub work: f64,
+    /// Loss of the collective.
+    pub collective: f64,
+}
+
+impl Shares {
+    /// How long both run, until one of them ends that would take so long alone, and the seconds that each gets done.
+    pub(crate) fn together(self, work: f64, collective: f64) -> (f64, f64, f64) {
+        let rates = [1.0 - self.work, 1.0 - self.collective];
+        let both = (work / rates[0]).min(collective / rates[1]);
+        (both, both * rates[0], both * rates[1])
+    }
 }
 
 impl Calibration {
-    /// The embedded calibration of a chip.
-    pub fn of(chip: &str) -> Option<&'static Calibration> {
-        static ALL: OnceLock<Vec<Calibration>> = OnceLock::new();
-        // A test reads every file, so that none is left out here.
-        let all = ALL.get_or_init(|| FILES.iter().filter_map(|(_, text)| serde_json::from_str(text).ok()).collect());
-        all.iter().find(|c| c.chip == chip)
-    }
-
     /// Cost of a collective over `devices`, or over the measured number that is nearest.
     pub fn collective(&self, kind: CollectiveKind, devices: usize) -> Option<AlphaBeta> {
         // A broadcast is a permute from one.
@@ -114,6 +128,10 @@ pub enum Microbenchmark {
     Norm,
     #[serde(rename = "exchange")]
     Collective,
+    /// A collective while matmuls run.
+    OverlappedMatmul,
+    /// A collective while copies run.
+    OverlappedMemory,
 }
 
 /// Time of one operation of a small program.
@@ -128,6 +146,9 @@ pub struct Sample {
     pub devices: usize,
     /// FLOPs of matmuls in the optimized program.
     pub flops: f64,
+    /// FLOPs that idle processors could do meanwhile.
+    #[serde(default)]
+    pub idle: f64,
     /// Bytes of device memory read and written.
     pub bytes: f64,
     /// Bytes received from other devices.
@@ -154,22 +175,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_file_is_read_and_says_where_it_comes_from() {
-        for (chip, text) in FILES {
-            let file: Calibration = serde_json::from_str(text).unwrap_or_else(|e| panic!("{chip}.json: {e}"));
-            assert_eq!(file.chip, chip);
-            assert!(!file.source.is_empty() && file.source.iter().all(|s| !s.command.is_empty() && !s.date.is_empty()));
-            assert!(file.matmul.rate > 0.0 && file.bandwidth > 0.0 && file.kernel_seconds > 0.0);
-        }
-    }
-
-    #[test]
     fn a_collective_takes_the_nearest_number_of_devices() {
         let cost = |latency: f64| AlphaBeta { latency, rate: 1.0 };
         let collective =
             |devices, latency| CollectiveCost { kind: CollectiveKind::AllGather, devices, cost: cost(latency) };
         let c = Calibration {
-            chip: "x".into(),
             fit: String::new(),
             source: vec![],
             kernel_seconds: 1.0,
@@ -177,6 +187,7 @@ mod tests {
             matmul: cost(0.0),
             attention: None,
             collectives: vec![collective(2, 2.0), collective(4, 4.0)],
+            contention: None,
         };
         let of = |devices| c.collective(CollectiveKind::AllGather, devices).map(|c| c.latency);
         assert_eq!([of(2), of(4), of(8)], [Some(2.0), Some(4.0), Some(4.0)]);

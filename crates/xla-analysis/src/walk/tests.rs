@@ -1,5 +1,6 @@
 //! The walk over small modules.
 
+use super::super::calibration::Contention;
 use super::super::proto::{DotProto, ShapeProto};
 use super::super::report;
 use super::*;
@@ -107,11 +108,16 @@ fn a_loop_costs_all_of_its_trips() {
     assert_eq!((report.layers, report.layer.flops, report.step.flops), (5.0, product, 5.0 * product));
 }
 
-/// Two collectives in flight while a matmul runs: together they hide no more than its time.
+/// Two collectives in flight while a matmul runs: together they hide no more than its time; and with contention, by as much
+/// less as the two take from each other.
 #[test]
 fn work_hides_no_more_than_its_own_time() {
-    let h200 = Chip::named("h200").expect("embedded");
-    let step = |collectives: i64, works: bool| {
+    let h200 = Chip::named("h200").expect("embedded").uncalibrated();
+    let mut slowed = Chip::named("h200").expect("embedded").clone();
+    let shares = Shares { work: 0.2, collective: 0.1 };
+    let calibration = slowed.calibration.as_mut().expect("measured constants");
+    calibration.contention = Some(Contention { compute: shares, memory: shares });
+    let step = |chip: &Chip, collectives: i64, works: bool| {
         let mut entry = vec![instruction(1, "parameter", &[], &PART)];
         for n in 0..collectives {
             let both = ShapeProto { tuple_shapes: vec![shape(16, &PART), shape(16, &WHOLE)], ..ShapeProto::default() };
@@ -123,13 +129,18 @@ fn work_hides_no_more_than_its_own_time() {
             entry.push(InstructionProto { dot, ..instruction(20, "dot", &[1, 1], &PART) });
         }
         entry.extend((0..collectives).map(|n| instruction(30 + n, "all-gather-done", &[10 + n], &WHOLE)));
-        let report = report(&module(vec![computation(1, entry)]), &mesh(), &[1], Some(h200));
+        let report = report(&module(vec![computation(1, entry)]), &mesh(), &[1], Some(chip));
         report.predicted.expect("a chip").step
     };
-    let (collective, work) = (step(1, false), step(0, true));
+    let (collective, work) = (step(&slowed, 1, false), step(&slowed, 0, true));
+    let slower = step(&slowed, 1, true);
+    // The shorter work takes 1 / 0.8 of its time, in which the collective does 0.9 of it.
+    let want = work / 0.8 + collective - 0.9 * work / 0.8;
+    assert!(work < collective && (slower / want - 1.0).abs() < 1e-9, "{slower} ms, not {want}");
+    let (collective, work) = (step(&h200, 1, false), step(&h200, 0, true));
     assert!(work > 0.0 && work < collective, "{work} and {collective} ms");
     for n in 1..=2 {
-        let (got, want) = (step(n, true), n as f64 * collective);
+        let (got, want) = (step(&h200, n, true), n as f64 * collective);
         assert!((got / want - 1.0).abs() < 1e-9, "{n} collectives take {got} ms, not {want}");
     }
 }

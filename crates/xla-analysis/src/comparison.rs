@@ -1,0 +1,171 @@
+//! Predicted against traced time, by name scope and category.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::Serialize;
+
+use super::category::OpCategory;
+use super::chip::Chip;
+use super::module::Module;
+use super::report::{ScopePrediction, report};
+use super::trace::Trace;
+use super::xplane::XSpace;
+
+/// Milliseconds per step, predicted and measured. But for the step, each operation counts alone: what overlaps counts twice.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Comparison {
+    /// The step, with what overlaps and, measured, what is idle.
+    pub step: Pair,
+    /// All operations.
+    pub all: Pair,
+    /// By category, in the order of categories.
+    pub categories: Vec<(OpCategory, Pair)>,
+    /// By name scope and category, the largest differences first.
+    pub scopes: Vec<ScopeComparison>,
+}
+
+/// Predicted and measured milliseconds per step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Pair {
+    pub predicted_ms: f64,
+    pub measured_ms: f64,
+}
+
+/// Operations of a category under a name scope.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ScopeComparison {
+    /// Name scope; empty where there is none.
+    pub scope: String,
+    pub category: OpCategory,
+    #[serde(flatten)]
+    pub ms: Pair,
+}
+
+/// Number of scopes shown; the JSON has all.
+const SHOWN: usize = 10;
+
+impl Pair {
+    /// Predicted over measured; none where nothing was measured.
+    pub fn ratio(&self) -> Option<f64> {
+        (self.measured_ms > 0.0).then(|| self.predicted_ms / self.measured_ms)
+    }
+
+    fn add(&mut self, other: Pair) {
+        self.predicted_ms += other.predicted_ms;
+        self.measured_ms += other.measured_ms;
+    }
+}
+
+impl Comparison {
+    /// Prediction for the largest program that a trace carries, partitioned over `mesh`; none where it carries none that
+    /// can be decoded or has work.
+    pub fn of_space(space: &XSpace, trace: &Trace, mesh: &[(String, usize)], chip: &Chip) -> Option<Comparison> {
+        let program = space.programs().max_by_key(|bytes| bytes.len())?;
+        let module = Module::decode("hlo_with_config", program).ok()?;
+        let report = report(&module, mesh, &[], Some(chip));
+        // A program without shapes, as of a trace that was cut.
+        let step = report.predicted.map(|p| p.step).filter(|ms| *ms > 0.0)?;
+        Some(Comparison::of(trace, step, &report.scopes))
+    }
+
+    /// Prediction of a program's step in milliseconds, and of its scopes, against a trace of it.
+    pub fn of(trace: &Trace, step_ms: f64, predicted: &[ScopePrediction]) -> Comparison {
+        let steps = trace.steps.unwrap_or(1).max(1) as f64;
+        let mut all: BTreeMap<(&str, OpCategory), Pair> = BTreeMap::new();
+        for p in predicted {
+            all.entry((&p.scope, p.category)).or_default().predicted_ms += p.ms;
+        }
+        for s in &trace.scopes {
+            for (category, ms) in &s.categories {
+                all.entry((&s.scope, *category)).or_default().measured_ms += ms / steps;
+            }
+        }
+        let step = Pair { predicted_ms: step_ms, measured_ms: trace.window_ms / steps };
+        let mut sum = Pair::default();
+        let mut categories: BTreeMap<OpCategory, Pair> = BTreeMap::new();
+        for ((_, category), pair) in &all {
+            sum.add(*pair);
+            categories.entry(*category).or_default().add(*pair);
+        }
+        let rows = all.into_iter().map(|((scope, category), ms)| ScopeComparison { scope: scope.into(), category, ms });
+        let mut scopes: Vec<ScopeComparison> = rows.collect();
+        let off = |s: &ScopeComparison| (s.ms.predicted_ms - s.ms.measured_ms).abs();
+        scopes.sort_by(|a, b| off(b).total_cmp(&off(a)));
+        Comparison { step, all: sum, categories: categories.into_iter().collect(), scopes }
+    }
+}
+
+impl fmt::Display for Comparison {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let row = |f: &mut fmt::Formatter<'_>, ms: &Pair, name: &str, scope: &str| {
+            let ratio = ms.ratio().map_or(String::new(), |r| format!("{r:.2}"));
+            let line = format!("{:>12.3}{:>12.3}{ratio:>8}   {name:<20}{scope}", ms.predicted_ms, ms.measured_ms);
+            writeln!(f, "{}", line.trim_end())
+        };
+        writeln!(f, "{:>12}{:>12}{:>8}   ms a step; below it each operation alone", "predicted", "measured", "ratio")?;
+        row(f, &self.step, "step", "")?;
+        row(f, &self.all, "operations", "")?;
+        self.categories.iter().try_for_each(|(category, ms)| row(f, ms, category.name(), ""))?;
+        let shown = self.scopes.len().min(SHOWN);
+        writeln!(f, "\nthe {shown} name scopes that are furthest off, of {}", self.scopes.len())?;
+        self.scopes.iter().take(SHOWN).try_for_each(|s| {
+            let scope = if s.scope.is_empty() { "(none)" } else { &s.scope };
+            row(f, &s.ms, s.category.name(), scope)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::CollectiveKind;
+    use crate::trace::ScopeTime;
+
+    #[test]
+    fn the_furthest_comes_first_and_steps_are_divided() {
+        let scope = |scope: &str, category: OpCategory, ms: f64| ScopeTime {
+            scope: scope.into(),
+            ms,
+            share: 0.0,
+            categories: BTreeMap::from([(category, ms)]),
+        };
+        let gather = OpCategory::Collective(CollectiveKind::AllGather);
+        let trace = Trace {
+            steps: Some(2),
+            window_ms: 40.0,
+            busy_ms: 40.0,
+            idle_ms: 0.0,
+            idle_share: 0.0,
+            categories: Vec::new(),
+            scopes: vec![
+                scope("blocks/ff", OpCategory::Matmul, 20.0),
+                scope("blocks/ff", gather, 8.0),
+                scope("", OpCategory::Other, 2.0),
+            ],
+            without_scope: 0.0,
+            devices: Vec::new(),
+            operations: Vec::new(),
+            warnings: Vec::new(),
+        };
+        let predicted = |scope: &str, category, ms| ScopePrediction { scope: scope.into(), category, ms };
+        let all = [
+            predicted("blocks/ff", OpCategory::Matmul, 9.0),
+            predicted("blocks/ff", gather, 1.0),
+            predicted("blocks/norm", OpCategory::Elementwise, 0.5),
+        ];
+        let c = Comparison::of(&trace, 8.0, &all);
+        let pair = |predicted_ms, measured_ms| Pair { predicted_ms, measured_ms };
+        assert_eq!((c.step, c.all), (pair(8.0, 20.0), pair(10.5, 15.0)));
+        let rows: Vec<_> = c.scopes.iter().map(|s| (s.scope.as_str(), s.category, s.ms)).collect();
+        // 3 ms off; then three of 1, 1 and 0.5.
+        assert_eq!(rows[0], ("blocks/ff", gather, pair(1.0, 4.0)));
+        assert_eq!(rows[3], ("blocks/norm", OpCategory::Elementwise, pair(0.5, 0.0)));
+        let text = c.to_string();
+        let line = |end: &str| text.lines().find(|l| l.ends_with(end)).unwrap().split_whitespace().collect::<Vec<_>>();
+        assert_eq!(line("   step"), ["8.000", "20.000", "0.40", "step"]);
+        assert_eq!(line("   all-gather"), ["1.000", "4.000", "0.25", "all-gather"]);
+        assert_eq!(line("blocks/norm"), ["0.500", "0.000", "elementwise", "blocks/norm"]);
+        assert!(text.contains("the 4 name scopes that are furthest off, of 4"), "{text}");
+    }
+}

@@ -1,0 +1,243 @@
+//! Lower bound of a program's step time, from its declarations, without compiling.
+//!
+//! | part | counted |
+//! |---|---|
+//! | compute | matmuls of one device, by the number of shards of the work |
+//! | memory | one read of every parameter per step |
+//! | links | all-gathers of FSDP-sharded weights, context-parallel attention, all-reduces of sharded heads and MLP widths |
+//!
+//! The three may overlap, so the bound is the longest. Each is the least that any compiler could do, so pruning by it is
+//! safe. Where several collectives could do the same, the cheaper one counts.
+
+use crate::analysis::{Chip, CollectiveKind, Work};
+use crate::hlo::{Mesh, Sharding, Type};
+use crate::models::Network;
+use crate::nn::{Axis, ContextParallelKind, ContextParallelPolicy, Layout, Placement, Quantization, Role};
+use crate::runtime::shards;
+
+/// Lower bounds of a step in milliseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Bound {
+    pub compute: f64,
+    pub(crate) memory: f64,
+    /// Milliseconds of collectives; received bytes where the chip is unknown.
+    pub links: f64,
+}
+
+impl Bound {
+    /// Bound in the unit by which compiled programs are ranked.
+    pub(crate) fn cost(&self) -> f64 {
+        self.compute.max(self.memory).max(self.links)
+    }
+
+    /// Estimate without overlap, by which layouts are ordered.
+    pub(crate) fn guess(&self) -> f64 {
+        self.compute.max(self.memory) + self.links
+    }
+}
+
+/// Fraction of the matmul operations that certainly stay matmuls: one with a single row may become a reduction.
+const KEPT: f64 = 0.98;
+
+/// Collective that a layout requires.
+struct Demand {
+    kind: CollectiveKind,
+    /// Received bytes per device and step.
+    wire: f64,
+    axes: Vec<String>,
+}
+
+/// Lower bound of a program on a layout's mesh. `flops` are the floating-point operations of a step over all devices,
+/// all at the rate of `quantization`, though attention has none of 8 bits; `parts` the number of shards of the work.
+pub fn bound(
+    network: &Network,
+    layout: &Layout,
+    chip: Option<&Chip>,
+    flops: f64,
+    quantization: Quantization,
+    parts: usize,
+    blocks: usize,
+) -> Bound {
+    let mesh = &layout.mesh;
+    let demands = demands(network, layout, blocks);
+    let Some(chip) = chip else {
+        return Bound { links: demands.iter().map(|d| d.wire).sum(), ..Bound::default() };
+    };
+    let seconds = |d: &Demand| {
+        let names: Vec<&str> = d.axes.iter().map(String::as_str).collect();
+        let groups: Vec<Vec<i64>> =
+            mesh.groups(&names).0.into_iter().map(|g| g.into_iter().map(|d| d as i64).collect()).collect();
+        chip.link_seconds(d.kind, d.wire, &groups)
+    };
+    let read: f64 = weights(network).map(|p| size(&p.ty, &computed(p, layout), mesh) * times(p, blocks)).sum();
+    let flops = KEPT * flops / parts.max(1) as f64;
+    let of = |types: Quantization| if types == quantization { flops } else { 0.0 };
+    let (fp8, int8) = (of(Quantization::Fp8), of(Quantization::Int8 { activations: true }));
+    let work = chip.op_time(Work { flops, fp8, int8, bytes: read, ..Work::default() });
+    Bound {
+        compute: work.compute * 1e3,
+        memory: work.memory * 1e3,
+        links: demands.iter().map(seconds).sum::<f64>() * 1e3,
+    }
+}
+
+/// Bytes of arguments and results on the device that holds most of them; a result that takes over an argument's memory
+/// needs none.
+pub(crate) fn needed(network: &Network) -> i64 {
+    let program = &network.program;
+    let mesh = &program.mesh;
+    let local = |ty: &Type, sharding: Option<&Sharding>| -> usize {
+        let sizes = shards(ty, mesh, sharding).into_iter().map(|p| p.size.iter().product::<usize>());
+        sizes.max().unwrap_or(0) * ty.dtype.size()
+    };
+    let donated: Vec<usize> = program.arguments.iter().filter_map(|a| a.donated_to).collect();
+    let arguments: usize = program.arguments.iter().map(|a| local(&a.ty, a.sharding.as_ref())).sum();
+    let results = program.results.iter().enumerate().filter(|(n, _)| !donated.contains(n));
+    let results: usize = results.map(|(_, r)| local(&r.ty, r.sharding.as_ref())).sum();
+    (arguments + results) as i64
+}
+
+fn weights(network: &Network) -> impl Iterator<Item = &Placement> {
+    let parameter = |p: &&Placement| matches!(p.role, Role::Parameter | Role::Stored);
+    let mut seen = std::collections::BTreeSet::new();
+    network.placements.iter().filter(parameter).filter(move |p| seen.insert(p.tensor.clone()))
+}
+
+/// Number of parameters that a placement stands for: where layers are unrolled, the first layer's stand for all.
+fn times(p: &Placement, blocks: usize) -> f64 {
+    let alone = p.tensor.contains(".*.") && p.axes.first() != Some(&Axis::Layers);
+    if alone { blocks as f64 } else { 1.0 }
+}
+
+/// Sharding of a parameter in compute: by general rules, without storage rules.
+fn computed(p: &Placement, layout: &Layout) -> Sharding {
+    let placed = layout.place(&p.tensor, &p.ty, &p.axes).ok().flatten();
+    placed.map_or_else(|| Sharding(vec![Vec::new(); p.axes.len()]), |p| p.sharding)
+}
+
+fn size(ty: &Type, sharding: &Sharding, mesh: &Mesh) -> f64 {
+    sharding.local(ty, mesh).map_or(0.0, |local| local.bytes() as f64)
+}
+
+fn demands(network: &Network, layout: &Layout, blocks: usize) -> Vec<Demand> {
+    let mut all = stored(network, layout, blocks);
+    if let Some(tokens) = VideoTokens::of(network, layout, blocks) {
+        all.extend(tokens.attention(&layout.context_parallel, layout));
+        all.extend(tokens.sums(layout));
+        all.extend(tokens.split_weights(network, layout));
+    }
+    all
+}
+
+/// All-gathers of FSDP-sharded weights, once per step.
+fn stored(network: &Network, layout: &Layout, blocks: usize) -> Vec<Demand> {
+    let mut all: Vec<Demand> = Vec::new();
+    for p in weights(network).filter(|p| p.role == Role::Stored) {
+        let whole = computed(p, layout);
+        let wire = (size(&p.ty, &whole, &layout.mesh) - size(&p.ty, &p.sharding, &layout.mesh)) * times(p, blocks);
+        let split = |s: &Sharding| s.0.iter().flatten().cloned().collect::<Vec<String>>();
+        let own = split(&whole);
+        let axes: Vec<String> = split(&p.sharding).into_iter().filter(|a| !own.contains(a)).collect();
+        match all.iter_mut().find(|d| d.axes == axes) {
+            Some(d) => d.wire += wire,
+            None => all.push(Demand { kind: CollectiveKind::AllGather, wire, axes }),
+        }
+    }
+    all
+}
+
+/// Residual stream of video tokens on a device.
+struct VideoTokens {
+    /// Bytes of all features per device.
+    bytes: f64,
+    /// Bytes of the heads that a device has before attention.
+    own_heads: f64,
+    /// Mesh axes that shard the tokens.
+    axes: Vec<String>,
+    /// Mesh axes that shard the heads.
+    heads: Vec<String>,
+    /// Name of an activation in a block's self-attention.
+    tensor: String,
+    blocks: f64,
+}
+
+impl VideoTokens {
+    /// Derived from the queries of self-attention.
+    fn of(network: &Network, layout: &Layout, blocks: usize) -> Option<VideoTokens> {
+        let queries = |p: &&Placement| {
+            p.role == Role::Activation
+                && p.tensor.contains(".attn1.")
+                && p.axes == [Axis::CfgBatch, Axis::VideoSequence, Axis::Heads, Axis::HeadDim]
+        };
+        let q = network.placements.iter().find(queries)?;
+        let own_heads = size(&q.ty, &q.sharding, &layout.mesh);
+        let mut whole = q.sharding.clone();
+        whole.0[2].clear();
+        Some(VideoTokens {
+            bytes: size(&q.ty, &whole, &layout.mesh),
+            own_heads,
+            axes: q.sharding.0[1].clone(),
+            heads: q.sharding.0[2].clone(),
+            tensor: q.tensor.clone(),
+            blocks: blocks as f64,
+        })
+    }
+
+    fn parts(&self, layout: &Layout) -> f64 {
+        self.axes.iter().filter_map(|a| layout.mesh.size(a)).product::<usize>() as f64
+    }
+
+    fn attention(&self, policy: &ContextParallelPolicy, layout: &Layout) -> Vec<Demand> {
+        let (n, part) = (self.parts(layout), self.own_heads * self.blocks);
+        let demand = |kind, wire| Demand { kind, wire, axes: self.axes.clone() };
+        // Queries, keys, values and the output; a device keeps its own shard.
+        let trade = |n: f64| demand(CollectiveKind::AllToAll, 4.0 * part * (n - 1.0) / n);
+        let pass = |kind, n: f64| match kind {
+            ContextParallelKind::Ring => demand(CollectiveKind::CollectivePermute, 2.0 * part * (n - 1.0)),
+            _ => demand(CollectiveKind::AllGather, 2.0 * part * (n - 1.0)),
+        };
+        if n <= 1.0 {
+            return Vec::new();
+        }
+        match policy.kind {
+            ContextParallelKind::Ulysses => vec![trade(n)],
+            ContextParallelKind::Hybrid => {
+                let near = policy.ulysses.unwrap_or(1) as f64;
+                // An all-to-all within smaller groups: its bytes count, its ring does not.
+                vec![Demand { kind: CollectiveKind::AllGather, ..trade(near) }, pass(policy.outer, n / near)]
+            }
+            kind => vec![pass(kind, n)],
+        }
+    }
+
+    /// All-reduces of partial sums over sharded heads or MLP widths: after self-attention, text attention and the
+    /// feed-forward layer.
+    fn sums(&self, layout: &Layout) -> Vec<Demand> {
+        let inner = layout.mesh_axes(&self.tensor.replace(".attn1.attention", ".ff.hidden"), Axis::Mlp);
+        let of = |axes: &[String], times: f64| {
+            let n = axes.iter().filter_map(|a| layout.mesh.size(a)).product::<usize>() as f64;
+            let wire = times * self.blocks * 2.0 * self.bytes * (n - 1.0) / n;
+            (n > 1.0).then(|| Demand { kind: CollectiveKind::AllReduce, wire, axes: axes.to_vec() })
+        };
+        of(&self.heads, 2.0).into_iter().chain(of(&inner, 1.0)).collect()
+    }
+
+    /// All-gathers of weights sharded over the same devices as their tokens: either the weight moves, or the tokens do.
+    fn split_weights(&self, network: &Network, layout: &Layout) -> Option<Demand> {
+        let n = self.parts(layout);
+        let of_video = |p: &&Placement| p.tensor.contains(".attn1.") || p.tensor.contains("*.ff.");
+        let wire: f64 = weights(network)
+            .filter(|p| {
+                p.role == Role::Parameter && of_video(p) && p.axes.iter().filter(|a| **a != Axis::Layers).count() > 1
+            })
+            .filter_map(|p| {
+                let at = p.axes.iter().position(|a| *a == Axis::Embed)?;
+                let same = p.sharding.0[at].iter().any(|a| self.axes.contains(a));
+                let own = size(&p.ty, &p.sharding, &layout.mesh);
+                let travels = own * times(p, self.blocks as usize) * (n - 1.0);
+                same.then(|| travels.min(self.blocks * self.bytes * (n - 1.0)))
+            })
+            .sum();
+        (wire > 0.0).then(|| Demand { kind: CollectiveKind::AllGather, wire, axes: self.axes.clone() })
+    }
+}

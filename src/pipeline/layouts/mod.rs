@@ -1,0 +1,309 @@
+//! Layouts ranked for devices without compiling: what `layout: auto` takes, and whether another would be faster.
+//!
+//! Every shipped layout on every mesh whose axes it uses is written as programs and estimated by [`bound()`], which takes
+//! milliseconds each; nothing is kept, so a changed model of the chip is followed at once.
+
+mod bound;
+mod estimate;
+mod space;
+
+pub(crate) use bound::needed;
+pub use bound::{Bound, bound};
+pub(crate) use estimate::{Devices, Estimate, Estimator};
+pub(crate) use space::{Extent, composed, mesh_name, meshes};
+pub use space::{Point, parts, placed};
+
+use super::error::{PipelineError, Result};
+use crate::config::{AUTO, Config, Mesh, read_layout_source, resolve_mesh, shipped_layouts};
+use crate::request;
+
+/// The fastest layout for devices that fits, and the next.
+#[derive(Clone, Debug)]
+pub(crate) struct Ranking {
+    pub(crate) first: Estimate,
+    next: Option<Estimate>,
+    /// Whether costs are milliseconds.
+    timed: bool,
+    /// Steps of all passes, times the videos.
+    steps: usize,
+}
+
+/// Fraction of the time that a faster layout must save to be named.
+const WORTH_NAMING: f64 = 0.05;
+
+/// Shipped layouts for devices, on the configuration's mesh where it names one.
+///
+/// # Errors
+/// A configuration whose programs cannot be written; a mesh that no shipped layout uses.
+pub(crate) fn ranking(config: &Config, devices: Devices) -> Result<Ranking> {
+    ranking_by(&Estimator::new(config, devices, None)?, config, config.mesh)
+}
+
+fn ranking_by(estimator: &Estimator, config: &Config, mesh: Option<Mesh>) -> Result<Ranking> {
+    let devices = estimator.devices;
+    let extent =
+        Extent { devices: devices.count, videos: config.request.num_videos, branches: request::branches(config).len() };
+    let meshes = match &mesh {
+        Some(mesh) => vec![resolve_mesh(mesh, devices.count)?],
+        None => meshes(extent),
+    };
+    let mut sources = Vec::new();
+    for name in shipped_layouts() {
+        sources.push((name, read_layout_source(name)?));
+    }
+    // The simplest first: of layouts whose loops are the same, it is taken where it fits.
+    sources.sort_by_key(|(_, s)| s.rules.len() + s.storage.len() + s.overrides.len());
+    let mut all: Vec<(Estimate, Point)> = Vec::new();
+    for (name, source) in &sources {
+        let points = meshes.iter().filter_map(|mesh| placed((*name).into(), Some((*name).into()), source, mesh));
+        for point in points {
+            let Ok((estimate, _)) = estimator.estimate(&point) else { continue };
+            all.push((estimate, point));
+        }
+    }
+    let (first, next) = estimator.fastest(all).ok_or_else(|| {
+        let why = "layout auto: no shipped layout uses this mesh; name a layout, or leave the mesh out";
+        PipelineError::Usage(why.into())
+    })?;
+    Ok(Ranking { first, next, timed: devices.chip.is_some(), steps: estimator.steps() * estimator.videos })
+}
+
+impl Ranking {
+    /// An estimate in words, e.g. `cfg (cfg=2), 310.5 ms a step`.
+    fn said(&self, e: &Estimate) -> String {
+        let each = e.cost / self.steps.max(1) as f64;
+        let (figure, unit) = if self.timed { (each, "ms") } else { (each / 1e6, "MB received") };
+        // Those of small models too tell layouts apart.
+        let digits = if figure < 1.0 { 4 } else { 1 };
+        let fits = if e.fits { "" } else { ", does not fit" };
+        format!("{} ({}), {figure:.digits$} {unit} a step{fits}", e.layout, mesh_name(&e.mesh))
+    }
+
+    /// The first and the next, in a line.
+    pub(crate) fn decision(&self, devices: Devices) -> String {
+        let here = format!("{} x {}", devices.count, devices.toolchain.kind);
+        let next = self.next.as_ref().map_or(String::new(), |next| format!("; next {}", self.said(next)));
+        format!("layout auto: for {here} {} (predicted){next}", self.said(&self.first))
+    }
+}
+
+/// The configuration with `layout: auto` decided for the devices that are there. With a layout of its own, a faster one is
+/// named in the log.
+///
+/// # Errors
+/// A configuration whose programs cannot be written; a mesh that no shipped layout uses.
+pub(crate) fn resolve(config: &Config, devices: Devices) -> Result<Config> {
+    if config.layout != AUTO {
+        if devices.count > 1 && tracing::enabled!(tracing::Level::DEBUG) {
+            // A hint: what cannot be estimated is no fault of the run.
+            match faster(config, devices) {
+                Ok(line) => line.iter().for_each(|line| tracing::debug!("{line}")),
+                Err(why) => tracing::debug!("no faster layout is looked for: {why}"),
+            }
+        }
+        return Ok(config.clone());
+    }
+    if devices.count == 1 {
+        return Ok(Config { layout: "replicated".into(), ..config.clone() });
+    }
+    let ranking = ranking(config, devices)?;
+    let first = &ranking.first;
+    tracing::info!("{}", ranking.decision(devices));
+    let mesh = config.mesh.or(Some(space::file_mesh(&first.mesh)));
+    Ok(Config { layout: first.layout.clone(), mesh, ..config.clone() })
+}
+
+/// A shipped layout that should save more than a twentieth of the steps' time against the configuration's, in words.
+///
+/// # Errors
+/// A configuration whose programs cannot be written.
+pub(crate) fn faster(config: &Config, devices: Devices) -> Result<Option<String>> {
+    let source = read_layout_source(&config.layout)?;
+    let mesh = resolve_mesh(config.mesh.as_ref().unwrap_or(&source.file.mesh), devices.count)?;
+    let Some(point) = placed(config.layout.clone(), None, &source, &mesh) else { return Ok(None) };
+    let estimator = Estimator::new(config, devices, None)?;
+    let Ok((own, _)) = estimator.estimate(&point) else { return Ok(None) };
+    let ranking = ranking_by(&estimator, config, None)?;
+    let best = &ranking.first;
+    let saved = 1.0 - best.cost / own.cost;
+    Ok((best.fits && saved > WORTH_NAMING && own.cost > 0.0).then(|| {
+        let (own, best) = (ranking.said(&own), ranking.said(best));
+        format!("layout {own} predicted; {best} would save {:.0} %", saved * 100.0)
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::analysis::Chip;
+    use crate::hlo;
+    use crate::pipeline::programs::Programs;
+    use crate::pipeline::setup;
+    use crate::runtime::Toolchain;
+
+    fn ranked(
+        set: &[&str],
+        platform: &str,
+        kind: &str,
+        count: usize,
+    ) -> (Config, Toolchain, Option<&'static Chip>, usize) {
+        let config = Config::load("ltx2", set.iter().copied()).unwrap();
+        let toolchain = Toolchain { platform: platform.into(), kind: kind.into(), version: String::new() };
+        (config, toolchain, Chip::of_device(kind).ok(), count)
+    }
+
+    /// The first of a ranking, its mesh, and the line that says so.
+    fn first(set: &[&str], platform: &str, kind: &str, count: usize) -> (String, String, String) {
+        let (config, toolchain, chip, count) = ranked(set, platform, kind, count);
+        let devices = Devices { toolchain: &toolchain, count, capacity: chip.map(|c| c.capacity), chip };
+        let all = ranking(&config, devices).unwrap();
+        assert!(all.first.fits);
+        (all.first.layout.clone(), mesh_name(&all.first.mesh), all.decision(devices))
+    }
+
+    #[test]
+    fn the_fastest_that_fits_is_taken_and_said_with_the_next() {
+        let (layout, mesh, line) = first(&[], "cuda", "NVIDIA H200", 2);
+        assert_eq!((layout.as_str(), mesh.as_str()), ("cfg", "cfg=2"), "{line}");
+        assert!(
+            line.starts_with("layout auto: for 2 x NVIDIA H200 cfg (cfg=2), ")
+                && line.contains(" ms a step (predicted); next "),
+            "{line}"
+        );
+        // Without guidance there are no branches to set apart.
+        let (layout, _, line) = first(&["guidance.video.cfg=1", "guidance.audio.cfg=1"], "cuda", "NVIDIA H200", 2);
+        assert_ne!(layout, "cfg", "{line}");
+        // Four branches of LTX-2.3 over four devices.
+        let config = ["model.path=Lightricks/LTX-2.3", "guidance.video.stg=1", "guidance.video.modality=3"];
+        let (_, mesh, line) = first(&config, "cuda", "NVIDIA H200", 4);
+        assert!(mesh.contains("cfg="), "{line}");
+        // A v6e's memory does not hold all weights.
+        let (layout, mesh, line) = first(&[], "tpu", "TPU v6 lite", 8);
+        assert!(mesh != "context=8" && layout != "cfg", "{line}");
+    }
+
+    #[test]
+    fn what_is_decided_is_what_a_run_gets() {
+        let (config, toolchain, chip, count) = ranked(&[], "cuda", "NVIDIA H200", 2);
+        let devices = Devices { toolchain: &toolchain, count, capacity: chip.map(|c| c.capacity), chip };
+        let resolved = resolve(&config, devices).unwrap();
+        assert_eq!(
+            (resolved.layout.as_str(), mesh_name(&resolved.placement(2).unwrap().mesh).as_str()),
+            ("cfg", "cfg=2")
+        );
+        let said = ranking(&config, devices).unwrap().decision(devices);
+        assert!(include_str!("../../../docs/guides/gpu.md").contains(&said), "the guide has another line than {said}");
+        // Where nothing fits, the least is taken: the run says what is missing.
+        let none = ranking(&config, Devices { capacity: Some(1 << 30), ..devices }).unwrap();
+        assert!(!none.first.fits && none.first.layout != "cfg", "{}", none.first.layout);
+        let alone = resolve(&config, Devices { count: 1, ..devices }).unwrap();
+        assert_eq!(alone.layout, "replicated");
+    }
+
+    #[test]
+    fn of_layouts_with_the_same_loops_the_one_that_fits_is_taken() {
+        let (config, toolchain, chip, count) =
+            ranked(&["mesh.cfg=2", "mesh.context=2", "mesh.tensor=2"], "tpu", "TPU v6 lite", 8);
+        let devices = Devices { toolchain: &toolchain, count, capacity: None, chip };
+        let estimator = Estimator::new(&config, devices, None).unwrap();
+        let mesh = resolve_mesh(&config.mesh.unwrap(), count).unwrap();
+        let bytes = ["tensor", "tensor-encoder"].map(|name| {
+            let point = placed(name.into(), Some(name.into()), &read_layout_source(name).unwrap(), &mesh).unwrap();
+            let (estimate, _) = estimator.estimate(&point).unwrap();
+            (estimate.cost, estimator.parameters(&point).unwrap() + estimate.values)
+        });
+        let [(cost, whole), (same, apart)] = bytes;
+        assert!(cost == same && apart < whole, "{bytes:?}");
+        let first = |capacity| ranking(&config, Devices { capacity: Some(capacity), ..devices }).unwrap().first;
+        let (small, large) = (first((whole + apart) / 2), first(whole));
+        assert_eq!((small.layout.as_str(), small.fits), ("tensor-encoder", true));
+        assert!(large.layout != "tensor-encoder" && large.fits, "{large:?}");
+    }
+
+    #[test]
+    fn videos_run_as_often_as_the_data_axis_needs() {
+        let (config, toolchain, chip, count) = ranked(&["request.num_videos=4"], "cuda", "NVIDIA H200", 4);
+        let estimator =
+            Estimator::new(&config, Devices { toolchain: &toolchain, count, capacity: None, chip }, None).unwrap();
+        let of = |mesh: &[(&str, usize)]| {
+            let source = read_layout_source("cfg-ulysses").unwrap();
+            let point = placed("x".into(), None, &source, &hlo::Mesh::new(mesh)).unwrap();
+            estimator.estimate(&point).unwrap().0
+        };
+        let (apart, together) = (of(&[("data", 4)]), of(&[("cfg", 2), ("context", 2)]));
+        assert_eq!((apart.runs, together.runs), (1, 4));
+        // Four videos at a time without a collective take less than one after the other with some.
+        assert!(apart.cost < together.cost && apart.cost > 0.9 * together.cost, "{} {}", apart.cost, together.cost);
+    }
+
+    #[test]
+    fn rounds_count_by_their_tiles_and_a_second_transformer_counts() {
+        let (_, toolchain, chip, count) = ranked(&[], "cuda", "NVIDIA H200", 1);
+        let devices = Devices { toolchain: &toolchain, count, capacity: None, chip };
+        let loops = |rounds: &str| {
+            let config = Config::load("ltx2_5_dfr", [&*format!("dfr.temporal_rounds={rounds}")]).unwrap();
+            let loops = Estimator::new(&config, devices, None).unwrap().loops;
+            loops.iter().map(|l| (l.kind.name(), l.steps)).collect::<Vec<_>>()
+        };
+        assert_eq!(loops("0"), [("denoise", 8), ("refine", 3)]);
+        // Two tiles in the first round, four in the second, each of four steps.
+        assert_eq!(loops("1"), [("denoise", 8), ("refine", 3), ("round", 8)]);
+        assert_eq!(loops("2"), [("denoise", 8), ("refine", 3), ("round", 24)]);
+
+        let source = read_layout_source("replicated").unwrap();
+        let point = placed("x".into(), None, &source, &hlo::Mesh::new(&[])).unwrap();
+        let bytes = |loras: &str| {
+            let config = Config::load("ltx2_two_stage", [&*format!("model.loras={loras}")]).unwrap();
+            let build =
+                setup::build_for(&Config { layout: "replicated".into(), ..config.clone() }, 1, &toolchain).unwrap();
+            let each = Programs::of(&config, None).unwrap().parameters(&build).unwrap();
+            (Estimator::new(&config, devices, None).unwrap().parameters(&point).unwrap(), each["transformer"] as i64)
+        };
+        let (plain, transformer) = bytes("[]");
+        // The same in both passes changes no weight between them; of one pass alone, all weights are there twice.
+        assert_eq!(bytes("[{path: a}]"), (plain, transformer));
+        let both = (plain + transformer, 2 * transformer);
+        assert_eq!(bytes("[{path: a, stages: [2]}]"), both);
+        assert_eq!(bytes("[{path: a, stages: [1]}, {path: a, strength: 0.5, stages: [2]}]"), both);
+    }
+
+    #[test]
+    fn loops_count_by_evaluations_and_bounds_by_element_types() {
+        let (_, toolchain, chip, count) = ranked(&[], "cuda", "NVIDIA H200", 1);
+        let devices = Devices { toolchain: &toolchain, count, capacity: None, chip };
+        // 15 and 3 steps of the second order: two evaluations each, and one.
+        let hq = Config::load("ltx2_hq", std::iter::empty::<&str>()).unwrap();
+        let loops = Estimator::new(&hq, devices, None).unwrap().loops;
+        assert_eq!(loops.iter().map(|l| l.steps).collect::<Vec<_>>(), [31, 7]);
+        let least = |weights: &str| {
+            let set = [format!("runtime.weights={weights}"), "runtime.activations=int8".into()];
+            let set = set.iter().map(String::as_str).take(if weights == "int8" { 2 } else { 1 });
+            let config = Config::load("ltx2", set).unwrap();
+            let source = read_layout_source("replicated").unwrap();
+            let point = placed("x".into(), None, &source, &hlo::Mesh::new(&[])).unwrap();
+            Estimator::new(&config, devices, None).unwrap().estimate(&point).unwrap().0.bound
+        };
+        let (bf16, fp8, int8) = (least("bf16"), least("fp8"), least("int8"));
+        // No matmul is faster than at twice the rate.
+        assert!(fp8 < 0.51 * bf16 && int8 < 0.51 * bf16 && fp8 > 0.4 * bf16, "{bf16} {fp8} {int8}");
+    }
+
+    #[test]
+    fn a_mesh_that_is_given_stays_and_unknown_chips_rank_by_bytes() {
+        let (_, mesh, line) = first(&["mesh.context=2", "mesh.cfg=2"], "cuda", "NVIDIA H200", 4);
+        assert_eq!(mesh, "cfg=2,context=2", "{line}");
+        let (layout, _, line) = first(&[], "cuda", "NVIDIA X1", 2);
+        assert!(layout == "cfg" && line.contains("MB received"), "{line}");
+    }
+
+    #[test]
+    fn a_faster_layout_is_named_and_a_fast_one_is_not() {
+        let line = |layout: &str| {
+            let (config, toolchain, chip, count) = ranked(&[&format!("layout={layout}")], "cuda", "NVIDIA H200", 2);
+            faster(&config, Devices { toolchain: &toolchain, count, capacity: None, chip }).unwrap()
+        };
+        let slow = line("tensor").unwrap();
+        assert!(slow.starts_with("layout tensor (tensor=2), ") && slow.contains("; cfg (cfg=2), "), "{slow}");
+        assert_eq!(line("cfg"), None);
+    }
+}

@@ -1,0 +1,129 @@
+//! The query of a URL, percent-decoded.
+
+use super::error::ApiError;
+use super::id::VideoId;
+use super::job::State as JobState;
+use super::jobs::ListQuery;
+
+/// Videos of a page.
+const PAGE: usize = 20;
+const LONGEST_PAGE: usize = 100;
+
+/// The parameters of a query, decoded. Those that no endpoint knows are refused by name.
+///
+/// # Errors
+/// Another name, a name twice, text that is not UTF-8.
+pub(crate) fn parameters(query: Option<&str>, known: &[&str]) -> Result<Vec<(String, String)>, ApiError> {
+    let mut found: Vec<(String, String)> = Vec::new();
+    for pair in query.unwrap_or_default().split('&').filter(|pair| !pair.is_empty()) {
+        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        let bad = || ApiError::new(400, "invalid_value", "the query is not UTF-8 in percent-encoding");
+        let (name, value) = (decode(name).ok_or_else(bad)?, decode(value).ok_or_else(bad)?);
+        if !known.contains(&name.as_str()) {
+            let shown: String = name.chars().filter(|c| !c.is_control()).take(64).collect();
+            let message = format!("there is no query parameter '{shown}'; there are {}", known.join(", "));
+            return Err(ApiError::field("unknown_field", shown, message));
+        }
+        if found.iter().any(|(other, _)| *other == name) {
+            let message = format!("the query parameter '{name}' is given twice");
+            return Err(ApiError::field("invalid_value", name, message));
+        }
+        if !value.is_empty() {
+            found.push((name, value));
+        }
+    }
+    Ok(found)
+}
+
+/// Undoes the percent-encoding of a query.
+fn decode(text: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.bytes();
+    while let Some(byte) = rest.next() {
+        bytes.push(match byte {
+            b'+' => b' ',
+            b'%' => {
+                let digits = [rest.next()?, rest.next()?];
+                let [high, low] = digits.map(|digit| char::from(digit).to_digit(16));
+                u8::try_from(high? * 16 + low?).ok()?
+            }
+            other => other,
+        });
+    }
+    String::from_utf8(bytes).ok().filter(|text| !text.contains('\0'))
+}
+
+/// The part of the list of videos that a query asks for.
+///
+/// # Errors
+/// Another name, a name twice, text that is not UTF-8; a value that cannot be used.
+pub fn list_query(query: Option<&str>) -> Result<ListQuery, ApiError> {
+    let parameters = parameters(query, &["after", "limit", "order", "status"])?;
+    let mut query = ListQuery { after: None, limit: PAGE, descending: true, state: None };
+    for (name, value) in &parameters {
+        let wrong = |why: &str| ApiError::field("invalid_value", name.clone(), format!("{name}: {why}"));
+        match name.as_str() {
+            "after" => {
+                query.after = Some(VideoId::parse(value).ok_or_else(|| wrong("it must be the id of a video"))?);
+            }
+            "limit" => {
+                let limit = value.parse().ok().filter(|limit| (1..=LONGEST_PAGE).contains(limit));
+                query.limit = limit.ok_or_else(|| wrong("it must be a number from 1 to 100"))?;
+            }
+            "order" => {
+                query.descending = match value.as_str() {
+                    "desc" => true,
+                    "asc" => false,
+                    _ => return Err(wrong("it must be asc or desc")),
+                };
+            }
+            _ => {
+                let states = [JobState::Queued, JobState::InProgress, JobState::Completed, JobState::Failed];
+                let state = states.into_iter().find(|state| state.name() == value);
+                let why = "it must be queued, in_progress, completed or failed";
+                query.state = Some(state.ok_or_else(|| wrong(why))?);
+            }
+        }
+    }
+    Ok(query)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(query: &str) -> Result<ListQuery, ApiError> {
+        list_query(Some(query))
+    }
+
+    #[test]
+    fn a_list_is_asked_for_by_its_query() {
+        let query = read("limit=100&order=asc&status=in%5Fprogress&after=").expect("a query");
+        assert_eq!((query.limit, query.descending, query.state), (100, false, Some(JobState::InProgress)));
+        assert_eq!(query.after, None);
+        let query = read("").expect("a query");
+        assert_eq!((query.limit, query.descending, query.state), (20, true, None));
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_query_is_said_by_name() {
+        for (bad, param) in [
+            ("limit=0", "limit"),
+            ("limit=101", "limit"),
+            ("limit=1e3", "limit"),
+            ("limit=99999999999999999999999", "limit"),
+            ("order=up", "order"),
+            ("status=done", "status"),
+            ("after=video_1", "after"),
+            ("after=..%2f..", "after"),
+            ("page=2", "page"),
+            ("limit=1&limit=2", "limit"),
+        ] {
+            let error = read(bad).expect_err(bad);
+            assert_eq!((error.status, error.param.as_deref()), (400, Some(param)), "{bad}: {error}");
+        }
+        for bad in ["after=%ff", "after=%0", "after=%zz", "%00=1"] {
+            assert_eq!(read(bad).expect_err(bad).status, 400);
+        }
+    }
+}

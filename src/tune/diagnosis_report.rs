@@ -1,0 +1,121 @@
+//! Diagnosis report: a diagnosis as `why --json` writes it. The one declaration of its keys; `ltx2 schema --of why` prints it.
+
+use std::sync::OnceLock;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::compile_report::CollectiveEntry;
+use super::diagnose::{Diagnosis, Suggestion};
+use crate::analysis::Predicted;
+
+/// Version of the report's form; it grows when a key is renamed, removed or given another meaning.
+const VERSION: u32 = 1;
+
+/// Collectives of a program with their reasons, and the layout changes that were tried.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DiagnosisReport {
+    /// Version of this form.
+    version: u32,
+    /// Devices that it is compiled for.
+    target: String,
+    layout: String,
+    /// Number of transformer blocks compiled.
+    layers: usize,
+    /// Output bytes of a block's collectives.
+    per_layer_bytes: f64,
+    /// Predicted milliseconds of a step of the compiled blocks, where the chip is known.
+    predicted_ms: Option<Predicted>,
+    /// Collectives of the unchanged program.
+    collectives: Vec<Numbered>,
+    /// Compiled changes that gain, the largest gain first.
+    advice: Vec<Suggestion>,
+    /// Compiled changes below the minimum gain, each with its gain as a fraction of the step.
+    no_gain: Vec<(String, f64)>,
+    /// Changes that are invalid, fail to compile or do not fit, each with the reason.
+    refused: Vec<(String, String)>,
+    /// Changes beyond the budget.
+    not_compiled: Vec<String>,
+}
+
+/// Collective with its number in the table.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+struct Numbered {
+    /// Number, from 1, as `--collective` takes it.
+    number: usize,
+    #[serde(flatten)]
+    collective: CollectiveEntry,
+}
+
+/// JSON Schema of [`DiagnosisReport`].
+pub fn diagnosis_schema() -> &'static Value {
+    static SCHEMA: OnceLock<Value> = OnceLock::new();
+    SCHEMA.get_or_init(|| schemars::schema_for!(DiagnosisReport).to_value())
+}
+
+impl From<Diagnosis> for DiagnosisReport {
+    fn from(diagnosis: Diagnosis) -> Self {
+        let base = diagnosis.base;
+        let numbered = (1..).zip(base.collectives.list);
+        DiagnosisReport {
+            version: VERSION,
+            target: base.target,
+            layout: base.layout,
+            layers: base.layers,
+            per_layer_bytes: base.collectives.per_layer_bytes,
+            predicted_ms: base.predicted_ms,
+            collectives: numbered.map(|(number, collective)| Numbered { number, collective }).collect(),
+            advice: diagnosis.suggestions,
+            no_gain: diagnosis.no_gain,
+            refused: diagnosis.rejected,
+            not_compiled: diagnosis.not_compiled,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tune::compile_report::tests::{gather, report};
+    use crate::tune::diagnose::TradeOff;
+    use crate::tune::difference::{CollectiveDelta, Difference};
+
+    #[test]
+    fn a_report_is_read_as_it_was_written_and_another_form_is_not() {
+        let mut base = report("cpu:2");
+        base.collectives.list = vec![gather("blocks/ff", None, 0.5), gather("blocks/attn1", None, 0.25)];
+        let lost = vec![CollectiveDelta { kind: "all-gather".into(), what: "blocks/ff".into(), runs: 1.0, bytes: 1.0 }];
+        let suggestion = Suggestion {
+            change: "drop a rule".into(),
+            trade_off: TradeOff::OtherCollectives,
+            families: 1,
+            cost: [2.0, 1.0],
+            block_bytes: [2.0, 1.0],
+            difference: Difference { lost, gained: Vec::new(), memory: -1 },
+            collectives: vec![1],
+            layout: "rules: {}".into(),
+        };
+        let one = DiagnosisReport::from(Diagnosis {
+            base,
+            suggestions: vec![suggestion],
+            no_gain: vec![("another".into(), 0.0)],
+            rejected: vec![("a third".into(), "does not fit".into())],
+            not_compiled: vec!["a fourth".into()],
+        });
+        let text = serde_json::to_string(&one).unwrap();
+        assert_eq!(serde_json::from_str::<DiagnosisReport>(&text).unwrap(), one);
+        let value: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(
+            (&value["collectives"][1]["number"], &value["advice"][0]["price"]),
+            (&2.into(), &"exchanges".into())
+        );
+        let written: Vec<&String> = value.as_object().unwrap().keys().collect();
+        let declared: Vec<&String> = diagnosis_schema()["properties"].as_object().unwrap().keys().collect();
+        assert_eq!(written, declared);
+        let other = text.replacen("\"refused\"", "\"rejected\"", 1);
+        let error = serde_json::from_str::<DiagnosisReport>(&other).unwrap_err().to_string();
+        assert!(error.contains("unknown field `rejected`"), "{error}");
+    }
+}

@@ -1,0 +1,229 @@
+//! Data of a report's page, as its script reads them.
+
+use std::collections::HashMap;
+
+use serde::Serialize;
+
+use crate::analysis::{CollectiveKind, Predicted};
+use crate::nn::Role;
+use crate::tune::agreement::agreement;
+use crate::tune::case_result::{CaseResult, Group, GroupDiagnosis};
+use crate::tune::compile_report::{ChipRates, CollectiveEntry, CompileReport, CostUnit, TensorPlacement};
+use crate::tune::diagnose::{Diagnosis, MIN_GAIN, Suggestion};
+
+#[derive(Serialize)]
+pub(super) struct Data<'a> {
+    groups: Vec<GroupData<'a>>,
+    /// Distinct placements and collectives; cases refer to them by index, as most are the same in many cases.
+    tensors: Vec<Placement<'a>>,
+    collectives: Vec<Moved<'a>>,
+}
+
+#[derive(Serialize)]
+struct GroupData<'a> {
+    name: String,
+    chip: Option<&'a ChipRates>,
+    agreement: Option<String>,
+    diagnosis: Option<DiagnosisData<'a>>,
+    cases: Vec<CaseData<'a>>,
+}
+
+#[derive(Serialize)]
+struct CaseData<'a> {
+    label: &'a str,
+    own_layout: bool,
+    error: Option<&'a str>,
+    /// Fraction by which a step takes longer than the fastest case's.
+    behind: Option<f64>,
+    measured_ms: Option<f64>,
+    compiled: Option<Compiled>,
+}
+
+/// Figures of a compiled case. Bytes are per device.
+#[derive(Serialize)]
+struct Compiled {
+    layers: usize,
+    fits: bool,
+    /// Milliseconds of a step with all blocks.
+    predicted_ms: Option<Predicted>,
+    /// Arguments and results with all blocks.
+    arguments: i64,
+    temporaries: i64,
+    capacity: Option<i64>,
+    block_bytes: f64,
+    block_wire_bytes: f64,
+    /// Of a step with all blocks.
+    flops: f64,
+    bytes_accessed: f64,
+    compile_seconds: f64,
+    tensors: Vec<usize>,
+    collectives: Vec<usize>,
+}
+
+#[derive(Serialize)]
+struct Placement<'a> {
+    tensor: &'a str,
+    role: Role,
+    /// Element type and dimensions with their mesh axes.
+    sharding: String,
+    axes: String,
+    bytes: usize,
+    rules: String,
+}
+
+impl<'a> Placement<'a> {
+    fn of(t: &'a TensorPlacement) -> Self {
+        let (axes, rules) = (t.axes.join(", "), t.rules.join("; "));
+        Placement { tensor: &t.tensor, role: t.role, sharding: t.text(), axes, bytes: t.bytes, rules }
+    }
+}
+
+/// Equal collectives of a step of the compiled blocks, summed up.
+#[derive(Serialize)]
+struct Moved<'a> {
+    kind: CollectiveKind,
+    /// Tensor, else the name scope.
+    what: &'a str,
+    axes: String,
+    runs: f64,
+    bytes: f64,
+    wire_bytes: f64,
+    ms: Option<f64>,
+    reason: &'a str,
+}
+
+impl<'a> Moved<'a> {
+    fn of(e: &'a CollectiveEntry) -> Self {
+        Moved {
+            kind: e.kind,
+            what: e.tensor.as_deref().unwrap_or(&e.scope),
+            axes: e.axes.join(", "),
+            runs: e.runs(),
+            bytes: e.step_bytes(),
+            wire_bytes: e.runs() * e.wire_bytes,
+            ms: e.ms.map(|ms| e.runs() * ms),
+            reason: &e.reason,
+        }
+    }
+}
+
+/// Diagnosis of one case of a group, or why there is none.
+#[derive(Serialize)]
+struct DiagnosisData<'a> {
+    case: &'a str,
+    failure: Option<&'a str>,
+    #[serde(flatten)]
+    found: Option<Changes<'a>>,
+}
+
+#[derive(Serialize)]
+struct Changes<'a> {
+    unit: CostUnit,
+    /// Number of blocks that costs are of.
+    layers: usize,
+    min_gain: f64,
+    suggestions: Vec<Ranked<'a>>,
+    no_gain: Vec<NoGain<'a>>,
+    rejected: Vec<Rejected<'a>>,
+    not_compiled: &'a [String],
+}
+
+#[derive(Serialize)]
+struct Ranked<'a> {
+    /// Fraction of the step.
+    gain: f64,
+    #[serde(flatten)]
+    suggestion: &'a Suggestion,
+}
+
+#[derive(Serialize)]
+struct NoGain<'a> {
+    change: &'a str,
+    gain: f64,
+}
+
+#[derive(Serialize)]
+struct Rejected<'a> {
+    change: &'a str,
+    reason: &'a str,
+}
+
+impl<'a> Changes<'a> {
+    fn of(d: &'a Diagnosis) -> Self {
+        Changes {
+            unit: d.base.cost_unit(),
+            layers: d.base.layers,
+            min_gain: MIN_GAIN,
+            suggestions: d.suggestions.iter().map(|s| Ranked { gain: s.gain(), suggestion: s }).collect(),
+            no_gain: d.no_gain.iter().map(|(change, gain)| NoGain { change, gain: *gain }).collect(),
+            rejected: d.rejected.iter().map(|(change, reason)| Rejected { change, reason }).collect(),
+            not_compiled: &d.not_compiled,
+        }
+    }
+}
+
+/// Values, each once.
+struct Distinct<T> {
+    values: Vec<T>,
+    places: HashMap<String, usize>,
+}
+
+impl<T: Serialize> Distinct<T> {
+    fn new() -> Self {
+        Distinct { values: Vec::new(), places: HashMap::new() }
+    }
+
+    fn place(&mut self, value: T) -> usize {
+        let key = serde_json::to_string(&value).expect("structs of texts and numbers have a JSON form");
+        *self.places.entry(key).or_insert_with(|| {
+            self.values.push(value);
+            self.values.len() - 1
+        })
+    }
+}
+
+impl<'a> Data<'a> {
+    pub(super) fn of(groups: &'a [Group]) -> Self {
+        let (mut tensors, mut collectives) = (Distinct::new(), Distinct::new());
+        let mut compiled = |f: &'a CompileReport| {
+            let (flops, bytes_accessed) = f.work();
+            Compiled {
+                layers: f.layers,
+                fits: f.fits(),
+                predicted_ms: f.all_blocks(),
+                arguments: f.needed.bytes,
+                temporaries: f.memory.temporaries,
+                capacity: f.memory.capacity,
+                block_bytes: f.collectives.per_layer_bytes,
+                block_wire_bytes: f.collectives.per_layer_wire_bytes,
+                flops,
+                bytes_accessed,
+                compile_seconds: f.compile_seconds,
+                tensors: f.tensors.iter().map(|t| tensors.place(Placement::of(t))).collect(),
+                collectives: f.collectives.list.iter().map(|e| collectives.place(Moved::of(e))).collect(),
+            }
+        };
+        let mut case = |row: &'a CaseResult, behind: Option<f64>| CaseData {
+            label: &row.label,
+            own_layout: row.has_own_layout(),
+            error: row.error.as_deref(),
+            behind,
+            measured_ms: row.measured.map(|s| s * 1e3),
+            compiled: row.report.as_ref().map(&mut compiled),
+        };
+        let groups = groups.iter().map(|group| GroupData {
+            name: group.name(),
+            chip: group.rows.iter().find_map(|row| row.report.as_ref()?.chip.as_ref()),
+            agreement: agreement(&group.rows).map(|agreement| agreement.text()),
+            diagnosis: group.diagnosis.as_ref().map(diagnosis),
+            cases: group.rows.iter().zip(group.behind()).map(|(row, behind)| case(row, behind)).collect(),
+        });
+        let groups = groups.collect();
+        Data { groups, tensors: tensors.values, collectives: collectives.values }
+    }
+}
+
+fn diagnosis(of: &GroupDiagnosis) -> DiagnosisData<'_> {
+    let found = of.result.as_ref().ok().map(Changes::of);
+    DiagnosisData { case: &of.label, failure: of.result.as_ref().err().map(String::as_str), found }
+}

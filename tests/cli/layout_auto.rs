@@ -1,0 +1,81 @@
+//! `layout: auto` and layouts that would be faster, as `generate` and `check` name them.
+
+use std::path::Path;
+use std::process::Output;
+
+use crate::support::{self, QUICK, needs};
+use serde_json::Value;
+
+/// A run of the smallest model on four virtual devices.
+fn generate(out: &Path, more: &[&str]) -> Output {
+    let mut command = support::ltx2();
+    command.args(["generate", "-c", support::tiny(), "--set", QUICK, "--steps", "1", "-o"]).arg(out).args(more);
+    let done = command.output().expect("the binary runs");
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    done
+}
+
+/// Lines of stderr about layouts, without level and module before them.
+fn lines(out: &Output) -> Vec<String> {
+    let text = String::from_utf8_lossy(&out.stderr);
+    let said = text.lines().filter(|line| line.contains(" MB received a step"));
+    said.filter_map(|line| Some(line[line.find("layout ")?..].to_string())).collect()
+}
+
+/// Layout, mesh and figure of an estimate in words, e.g. `cfg (cfg=2), 310.5 ms a step`.
+fn estimate(said: &str) -> (&str, &str, f64) {
+    let (layout, rest) = said.split_once(" (").expect("a layout");
+    let (mesh, rest) = rest.split_once("), ").expect("a mesh");
+    (layout, mesh, rest.split(' ').next().and_then(|n| n.parse().ok()).expect("a figure"))
+}
+
+#[needs(cpu)]
+fn generate_says_what_auto_took_and_what_would_be_faster() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let out = dir.path().join("auto.mp4");
+    let said = lines(&generate(&out, &["--layout", "auto", "--mesh", "cfg=2,context=2"]));
+    let [line] = &said[..] else { panic!("one line: {said:?}") };
+    let line = line.strip_prefix("layout auto: for 4 x cpu ").unwrap_or_else(|| panic!("{line}"));
+    let (first, next) = line.split_once(" MB received a step (predicted); next ").expect("the runner-up");
+    let ((layout, mesh, cost), (other, its_mesh, more)) = (estimate(first), estimate(next));
+    assert!(layout != other && mesh == "cfg=2,context=2" && its_mesh == mesh, "{line}");
+    // The simplest of those within 2 % is taken.
+    assert!(cost > 0.0 && cost <= 1.02 * more, "{line}");
+    let sidecar: Value =
+        serde_json::from_str(&std::fs::read_to_string(out.with_extension("json")).expect("a sidecar")).expect("JSON");
+    assert_eq!(sidecar["config"]["layout"], layout, "what was said is what ran");
+
+    let slow = ["--layout", "tensor", "--mesh", "tensor=4"];
+    let said = lines(&generate(&dir.path().join("slow.mp4"), &[&slow[..], &["-v"]].concat()));
+    let [line] = &said[..] else { panic!("one line: {said:?}") };
+    let (own, best) = line.strip_prefix("layout ").and_then(|l| l.split_once(" predicted; ")).expect("two estimates");
+    let ((layout, mesh, cost), (_, _, less)) = (estimate(own), estimate(best));
+    assert_eq!((layout, mesh), ("tensor", "tensor=4"));
+    let saved = 100.0 * (1.0 - less / cost);
+    let named = best.split_once(" would save ").and_then(|(_, s)| s.trim_end_matches(" %").parse::<f64>().ok());
+    assert!(saved > 5.0 && named.is_some_and(|named| (named - saved).abs() < 1.0), "{line}");
+    // Not without -v: it is advice, no part of the run.
+    assert!(lines(&generate(&dir.path().join("quiet.mp4"), &slow)).is_empty());
+}
+
+#[needs(cpu)]
+fn check_names_a_layout_that_is_faster_by_a_twentieth() {
+    let check = |layout: &str, mesh: &str| {
+        let mut command = support::ltx2();
+        command.args(["check", "assets/nano", "-c", "nano_2_0", "--target", "cpu:4", "--json"]);
+        let out = command.args(["--layout", layout, "--mesh", mesh]).output().expect("the binary runs");
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+        serde_json::from_slice::<Value>(&out.stdout).expect("JSON")["layouts"].clone()
+    };
+    let slow = check("tensor", "tensor=4");
+    let auto = slow["auto"].as_str().and_then(|line| line.strip_prefix("layout auto: for 4 x cpu ")).expect("a line");
+    let (first, next) = auto.split_once(" MB received a step (predicted); next ").expect("the runner-up");
+    let ((layout, mesh, cost), (other, its_mesh, more)) = (estimate(first), estimate(next));
+    let line = slow["faster"].as_str().expect("a faster layout");
+    let (own, best) = line.strip_prefix("layout ").and_then(|l| l.split_once(" predicted; ")).expect("two estimates");
+    assert!(estimate(own).2 > cost / 0.95 && estimate(best) == (layout, mesh, cost), "{line}");
+    // Neither the fastest nor one that is hardly slower has a faster one.
+    assert_eq!(check(layout, mesh)["faster"], Value::Null);
+    assert!(more < cost / 0.95, "{auto}");
+    assert_eq!(check(other, its_mesh)["faster"], Value::Null);
+}

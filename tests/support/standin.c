@@ -1,0 +1,304 @@
+/* A stand-in for a PJRT plugin: it passes every call on to a real plugin, but for those that a plan names, which fail, come
+ * late, hang, or end the process. tests/support/standin.rs compiles it, and makes its plans.
+ *
+ *   LTX2_STANDIN_PLUGIN   file of the real plugin
+ *   LTX2_STANDIN_PLAN     rules, with ';' between them: FUNCTION[/PROGRAM]@N=ACTION
+ *                           FUNCTION  of the C interface, e.g. PJRT_Buffer_ToHostBuffer
+ *                           PROGRAM   of PJRT_LoadedExecutable_Execute: only calls of the program of this name count
+ *                           N         the call, from 1, or * for every one
+ *                           ACTION    fail:CODE:MESSAGE   returns an error of this number
+ *                                     delay:MS            passes the call on after so many milliseconds
+ *                                     hang                never returns
+ *                                     drop                passes it on; the event it returns is never ready
+ *                                     abort               ends the process, as a failed CHECK does
+ *   LTX2_STANDIN_LOG      file to which each action adds a line when it is taken
+ *   LTX2_STANDIN_CALLS    file that gets a line a function when the process ends: its name and the number of its calls
+ *   LTX2_STANDIN_LOAD     what loading does: abort, hang, or major (a table of the next major version)
+ *
+ * With -DNO_ENTRY it exports nothing, as a library that is no plugin.
+ *
+ * slots.h comes from crates/pjrt/src/abi.rs: SLOTS(X), the functions by name and place in the table; SLOT_name, the place of
+ * a field of the table; AT_Struct_field, the byte of an argument struct's field; TABLE_HEAD, TABLE_MAJOR, TABLE_SLOTS. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "slots.h"
+
+#ifndef NO_ENTRY
+
+typedef void *(*Function)(void *args);
+
+#define FIELD(type, args, offset) (*(type *)((char *)(args) + (offset)))
+
+/* The real plugin's functions, by their places. */
+static Function real[TABLE_SLOTS];
+
+/* ---- Objects of our own among the plugin's: errors, and events that are never ready. ---- */
+
+struct Own {
+    struct Own *next;
+    int code;            /* of an error */
+    const char *message; /* of an error */
+    void *event;         /* of an event: the real one */
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct Own *all;
+
+static struct Own *add(int code, const char *message, void *event) {
+    struct Own *own = calloc(1, sizeof *own);
+    own->code = code, own->message = message, own->event = event;
+    pthread_mutex_lock(&lock);
+    own->next = all, all = own;
+    pthread_mutex_unlock(&lock);
+    return own;
+}
+
+/* The object, if it is ours; taken out of the list where `take` says so. */
+static struct Own *find(void *object, int take) {
+    pthread_mutex_lock(&lock);
+    struct Own **at = &all;
+    while (*at && (void *)*at != object) at = &(*at)->next;
+    struct Own *own = *at;
+    if (own && take) *at = own->next;
+    pthread_mutex_unlock(&lock);
+    return own;
+}
+
+/* ---- The plan. ---- */
+
+enum Action { FAIL, DELAY, HANG, DROP, ABORT };
+
+struct Rule {
+    struct Rule *next;
+    int slot;
+    const char *text, *program;
+    long nth; /* 0 for every one */
+    atomic_long calls;
+    enum Action action;
+    long number; /* code or milliseconds */
+    const char *message;
+};
+
+static struct Rule *rules;
+
+static const struct { const char *name; int slot; } slots[] = {
+#define NAMED(name, slot) {#name, slot},
+    SLOTS(NAMED)
+};
+
+/* The next word up to a character, which is cut off; none where the character is not there. */
+static char *word(char **rest, char end) {
+    char *start = *rest, *found = strchr(start, end);
+    if (!found) return NULL;
+    *found = 0, *rest = found + 1;
+    return start;
+}
+
+static int read_rule(char *text) {
+    struct Rule *rule = calloc(1, sizeof *rule);
+    rule->text = strdup(text);
+    char *function = word(&text, '@'), *nth = function ? word(&text, '=') : NULL;
+    if (!nth) return 0;
+    rule->nth = strcmp(nth, "*") ? atol(nth) : 0;
+    char *program = strchr(function, '/');
+    if (program) *program = 0, rule->program = program + 1;
+    rule->slot = -1;
+    for (size_t i = 0; i < sizeof slots / sizeof *slots; i++)
+        if (!strcmp(slots[i].name, function)) rule->slot = slots[i].slot;
+    if (rule->slot < 0) return 0;
+    if (!strncmp(text, "fail:", 5)) {
+        text += 5;
+        char *code = word(&text, ':');
+        if (!code) return 0;
+        rule->action = FAIL, rule->number = atol(code), rule->message = text;
+    } else if (!strncmp(text, "delay:", 6)) {
+        rule->action = DELAY, rule->number = atol(text + 6);
+    } else if (!strcmp(text, "hang")) {
+        rule->action = HANG;
+    } else if (!strcmp(text, "drop")) {
+        rule->action = DROP;
+    } else if (!strcmp(text, "abort")) {
+        rule->action = ABORT;
+    } else {
+        return 0;
+    }
+    rule->next = rules, rules = rule;
+    return 1;
+}
+
+static int read_plan(void) {
+    const char *given = getenv("LTX2_STANDIN_PLAN");
+    if (!given || !*given) return 1;
+    char *rest = strdup(given), *end;
+    do {
+        end = strchr(rest, ';');
+        if (end) *end = 0;
+        if (!read_rule(rest)) {
+            fprintf(stderr, "stand-in: rule '%s' cannot be read\n", rest);
+            return 0;
+        }
+        rest = end + 1;
+    } while (end);
+    return 1;
+}
+
+/* Whether a loaded executable is the program of this name. */
+static int is_program(void *loaded, const char *name) {
+    char get[AT_LoadedExecutableGetExecutableArgs_SIZE] = {0}, named[AT_ExecutableNameArgs_SIZE] = {0};
+    char destroy[AT_ExecutableDestroyArgs_SIZE] = {0};
+    FIELD(size_t, get, 0) = sizeof get, FIELD(size_t, named, 0) = sizeof named;
+    FIELD(size_t, destroy, 0) = sizeof destroy;
+    FIELD(void *, get, AT_LoadedExecutableGetExecutableArgs_loaded_executable) = loaded;
+    if (real[SLOT_loaded_executable_get_executable](get)) return 0;
+    void *executable = FIELD(void *, get, AT_LoadedExecutableGetExecutableArgs_executable);
+    FIELD(void *, named, AT_ExecutableNameArgs_executable) = executable;
+    int is = 0;
+    if (!real[SLOT_executable_name](named)) {
+        const char *text = FIELD(const char *, named, AT_ExecutableNameArgs_executable_name);
+        size_t size = FIELD(size_t, named, AT_ExecutableNameArgs_executable_name_size);
+        is = size == strlen(name) && !memcmp(text, name, size);
+    }
+    FIELD(void *, destroy, AT_ExecutableDestroyArgs_executable) = executable;
+    real[SLOT_executable_destroy](destroy);
+    return is;
+}
+
+/* The rule whose turn a call is. */
+static struct Rule *due(int slot, void *args) {
+    for (struct Rule *rule = rules; rule; rule = rule->next) {
+        if (rule->slot != slot) continue;
+        if (rule->program && !is_program(FIELD(void *, args, AT_LoadedExecutableExecuteArgs_executable), rule->program))
+            continue;
+        long call = atomic_fetch_add(&rule->calls, 1) + 1;
+        if (rule->nth && rule->nth != call) continue;
+        const char *path = getenv("LTX2_STANDIN_LOG");
+        FILE *log = path ? fopen(path, "a") : NULL;
+        if (log) fprintf(log, "%s\n", rule->text), fclose(log);
+        return rule;
+    }
+    return NULL;
+}
+
+/* ---- Calls. ---- */
+
+static atomic_long calls[TABLE_SLOTS];
+
+__attribute__((destructor)) static void write_calls(void) {
+    const char *path = getenv("LTX2_STANDIN_CALLS");
+    FILE *file = path ? fopen(path, "w") : NULL;
+    if (!file) return;
+    for (size_t i = 0; i < sizeof slots / sizeof *slots; i++)
+        fprintf(file, "%s %ld\n", slots[i].name, atomic_load(&calls[slots[i].slot]));
+    fclose(file);
+}
+
+static void wait_for_ever(void) {
+    for (;;) pause();
+}
+
+/* The byte of the event that a function returns, or 0. */
+static int event_of(int slot) {
+    switch (slot) {
+    case SLOT_client_buffer_from_host_buffer: return AT_ClientBufferFromHostBufferArgs_done_with_host_buffer;
+    case SLOT_buffer_to_host_buffer: return AT_BufferToHostBufferArgs_event;
+    case SLOT_buffer_ready_event: return AT_BufferReadyEventArgs_event;
+    case SLOT_async_host_to_device_transfer_manager_transfer_data:
+        return AT_AsyncHostToDeviceTransferManagerTransferDataArgs_done_with_h2d_transfer;
+    default: return 0;
+    }
+}
+
+/* Calls on an event that is never ready; 0 where the event is the plugin's. */
+static int own_event(int slot, void *args) {
+    int destroys = slot == SLOT_event_destroy;
+    if (!destroys && slot != SLOT_event_is_ready && slot != SLOT_event_await && slot != SLOT_event_on_ready) return 0;
+    struct Own *own = find(FIELD(void *, args, AT_EventDestroyArgs_event), destroys);
+    if (!own) return 0;
+    if (destroys) FIELD(void *, args, AT_EventDestroyArgs_event) = own->event;
+    if (destroys && own->event) real[slot](args);
+    if (slot == SLOT_event_await) wait_for_ever();
+    if (slot == SLOT_event_is_ready) FIELD(char, args, AT_EventIsReadyArgs_is_ready) = 0;
+    return 1;
+}
+
+static void *call(int slot, void *args) {
+    atomic_fetch_add(&calls[slot], 1);
+    struct Rule *rule = due(slot, args);
+    if (rule && rule->action == FAIL) return add(rule->number, rule->message, NULL);
+    if (rule && rule->action == ABORT) abort();
+    if (rule && rule->action == HANG) wait_for_ever();
+    if (rule && rule->action == DELAY) {
+        struct timespec time = {rule->number / 1000, rule->number % 1000 * 1000000};
+        nanosleep(&time, NULL);
+    }
+    if (slot == SLOT_error_get_code) {
+        struct Own *own = find(FIELD(void *, args, AT_ErrorGetCodeArgs_error), 0);
+        if (own) return FIELD(int, args, AT_ErrorGetCodeArgs_code) = own->code, NULL;
+    }
+    if (own_event(slot, args)) return NULL;
+    void *error = real[slot](args);
+    int at = event_of(slot);
+    if (!error && at && rule && rule->action == DROP) FIELD(void *, args, at) = add(0, NULL, FIELD(void *, args, at));
+    return error;
+}
+
+static void *error_destroy(void *args) {
+    struct Own *own = find(FIELD(void *, args, AT_ErrorDestroyArgs_error), 1);
+    if (!own) return real[SLOT_error_destroy](args);
+    free(own);
+    return NULL;
+}
+
+static void *error_message(void *args) {
+    struct Own *own = find(FIELD(void *, args, AT_ErrorMessageArgs_error), 0);
+    if (!own) return real[SLOT_error_message](args);
+    FIELD(const char *, args, AT_ErrorMessageArgs_message) = own->message;
+    FIELD(size_t, args, AT_ErrorMessageArgs_message_size) = strlen(own->message);
+    return NULL;
+}
+
+#define SHIM(name, slot) \
+    static void *shim_##name(void *args) { return call(slot, args); }
+SLOTS(SHIM)
+
+static void replace(char *table, size_t size, int slot, Function with) {
+    size_t at = TABLE_HEAD + slot * sizeof(Function);
+    if (at + sizeof(Function) > size || !FIELD(Function, table, at)) return;
+    real[slot] = FIELD(Function, table, at);
+    FIELD(Function, table, at) = with;
+}
+
+const void *GetPjrtApi(void) {
+    const char *load = getenv("LTX2_STANDIN_LOAD");
+    if (load && !strcmp(load, "abort")) abort();
+    if (load && !strcmp(load, "hang")) wait_for_ever();
+    const char *path = getenv("LTX2_STANDIN_PLUGIN");
+    void *library = path ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
+    const void *(*get)(void) = library ? (const void *(*)(void))dlsym(library, "GetPjrtApi") : NULL;
+    const void *theirs = get ? get() : NULL;
+    if (!theirs) {
+        fprintf(stderr, "stand-in: LTX2_STANDIN_PLUGIN names no plugin: %s\n", path ? path : "not set");
+        return NULL;
+    }
+    if (!read_plan()) return NULL;
+    size_t size = FIELD(size_t, theirs, 0);
+    char *table = malloc(size);
+    memcpy(table, theirs, size);
+    if (load && !strcmp(load, "major")) FIELD(int, table, TABLE_MAJOR) += 1;
+#define INSTALL(name, slot) replace(table, size, slot, shim_##name);
+    SLOTS(INSTALL)
+    replace(table, size, SLOT_error_destroy, error_destroy);
+    replace(table, size, SLOT_error_message, error_message);
+    return table;
+}
+
+#endif

@@ -1,0 +1,216 @@
+//! A plugin that fails, hangs or aborts on command: `standin.c`, which passes calls on to the CPU plugin.
+
+use std::fmt::Write;
+use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+use ltx2::pjrt::discover::{self, Platform};
+
+const SOURCE: &str = include_str!("standin.c");
+/// The C interface as the crate has it: names, places in the table and offsets are read from there.
+const ABI: &str = include_str!("../../crates/pjrt/src/abi.rs");
+
+/// Error codes of the C interface.
+pub const INVALID_ARGUMENT: u32 = 3;
+pub const RESOURCE_EXHAUSTED: u32 = 8;
+pub const INTERNAL: u32 = 13;
+pub const UNAVAILABLE: u32 = 14;
+
+/// Fault of a call.
+#[derive(Clone, Debug)]
+pub enum Fault {
+    /// An error of this code and message.
+    Fail(u32, &'static str),
+    /// So many milliseconds more.
+    Delay(u64),
+    Hang,
+    /// The event that it returns is never ready.
+    Drop,
+    Abort,
+}
+
+/// Fault of loading the plugin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Load {
+    Abort,
+    Hang,
+    /// Another major version of the interface.
+    Major,
+    /// No entry point.
+    NoEntry,
+}
+
+/// A plan for the stand-in, given to a command.
+#[derive(Clone, Debug, Default)]
+pub struct Standin {
+    rules: Vec<String>,
+    load: Option<Load>,
+    log: Option<PathBuf>,
+    calls: Option<PathBuf>,
+}
+
+impl Standin {
+    /// A plugin that does what the CPU's does.
+    pub fn new() -> Self {
+        Standin::default()
+    }
+
+    /// The `nth` call of a function of the C interface, from 1.
+    pub fn at(mut self, function: &str, nth: usize, fault: &Fault) -> Self {
+        let known = slots().iter().any(|(name, _)| name.split('/').next() == function.split('/').next());
+        assert!(known, "{function} is no function that the crate calls");
+        let action = match fault {
+            Fault::Fail(code, message) => format!("fail:{code}:{message}"),
+            Fault::Delay(ms) => format!("delay:{ms}"),
+            Fault::Hang => "hang".into(),
+            Fault::Drop => "drop".into(),
+            Fault::Abort => "abort".into(),
+        };
+        self.rules.push(format!("{function}@{nth}={action}"));
+        self
+    }
+
+    /// The `nth` execution of a program, from 1.
+    pub fn execution(self, program: &str, nth: usize, fault: &Fault) -> Self {
+        self.at(&format!("PJRT_LoadedExecutable_Execute/{program}"), nth, fault)
+    }
+
+    /// The same with a fault of loading it.
+    pub fn load(self, load: Load) -> Self {
+        Standin { load: Some(load), ..self }
+    }
+
+    /// A file that gets a line when a fault has come.
+    pub fn log(self, file: &Path) -> Self {
+        Standin { log: Some(file.into()), ..self }
+    }
+
+    /// A file that gets, when the process ends, a line a function: its name and the number of its calls.
+    pub fn calls(self, file: &Path) -> Self {
+        Standin { calls: Some(file.into()), ..self }
+    }
+
+    /// The library's file.
+    pub fn file(&self) -> PathBuf {
+        library(self.load == Some(Load::NoEntry))
+    }
+
+    /// Makes the stand-in the CPU plugin of a command.
+    pub fn give<'a>(&self, command: &'a mut Command) -> &'a mut Command {
+        let search = discover::find(Platform::Cpu, None);
+        let real = search.found.first().unwrap_or_else(|| panic!("{}", search.not_found()));
+        command.env("LTX2_PJRT_PLUGIN", self.file()).env("LTX2_STANDIN_PLUGIN", &real.path);
+        command.env("LTX2_STANDIN_PLAN", self.rules.join(";"));
+        command.env("LTX2_COMPILE_CACHE", programs());
+        let load = match self.load {
+            Some(Load::Abort) => "abort",
+            Some(Load::Hang) => "hang",
+            Some(Load::Major) => "major",
+            Some(Load::NoEntry) | None => "",
+        };
+        command.env("LTX2_STANDIN_LOAD", load);
+        if let Some(log) = &self.log {
+            command.env("LTX2_STANDIN_LOG", log);
+        }
+        if let Some(calls) = &self.calls {
+            command.env("LTX2_STANDIN_CALLS", calls);
+        }
+        command
+    }
+}
+
+/// Where stand-ins keep what they compile. It is another plugin's: tests that copy the CPU plugin's programs find none of it.
+pub fn programs() -> PathBuf {
+    super::programs().join("standin")
+}
+
+/// The fields of the function table in their order, each with its place.
+fn table() -> Vec<(&'static str, usize)> {
+    let fields = ABI.split("pub struct Api {").nth(1).and_then(|rest| rest.split("\n}").next()).expect("the table");
+    let fields =
+        fields.lines().filter_map(|line| line.trim().strip_prefix("pub ")?.trim_end_matches(',').split_once(": "));
+    let mut place = 0;
+    let functions = fields.skip_while(|(name, _)| *name != "error_destroy").map(|(name, kind)| {
+        let many = kind.strip_prefix("[Slot; ").map(|n| n.trim_end_matches(']').parse::<usize>().expect("a number"));
+        place += many.unwrap_or(1);
+        (name, place - many.unwrap_or(1))
+    });
+    functions.collect()
+}
+
+/// An argument struct: name, size, and of a call its C name and slot; the offsets of the fields.
+type ArgStruct = (Vec<&'static str>, Vec<(&'static str, &'static str)>);
+
+fn structs() -> Vec<ArgStruct> {
+    let all = ABI.split("\nstructs! {").nth(1).and_then(|rest| rest.split("\n}").next()).expect("the structs");
+    all.split("\n    }")
+        .filter_map(|text| text.split_once(" {"))
+        .map(|(head, fields)| {
+            let field = |line: &'static str| {
+                let (name, rest) = line.trim().split_once(": ")?;
+                Some((name, rest.trim_end_matches(',').rsplit(" = ").next()?))
+            };
+            (head.split_whitespace().collect(), fields.lines().filter_map(field).collect())
+        })
+        .collect()
+}
+
+/// Functions that the crate calls, by their C names, with their places in the table.
+fn slots() -> &'static [(String, usize)] {
+    static SLOTS: OnceLock<Vec<(String, usize)>> = OnceLock::new();
+    SLOTS.get_or_init(|| {
+        let table = table();
+        let place = |field: &str| table.iter().find(|(name, _)| *name == field).expect("a slot").1;
+        let named = |(head, _): &ArgStruct| match head[..] {
+            [_, _, name, slot] => Some((name.trim_matches('"').to_string(), place(slot))),
+            _ => None,
+        };
+        structs().iter().filter_map(named).collect()
+    })
+}
+
+/// `slots.h`.
+fn header() -> String {
+    let mut text = String::from("#define TABLE_HEAD 40\n#define TABLE_MAJOR 32\n");
+    let (mut most, mut line) = (0, |l: String| writeln!(text, "{l}").expect("a string takes all"));
+    for (name, place) in table() {
+        line(format!("#define SLOT_{name} {place}"));
+        most = most.max(place + 1);
+    }
+    line(format!("#define TABLE_SLOTS {most}"));
+    for (head, fields) in structs() {
+        line(format!("#define AT_{}_SIZE {}", head[0], head[1].trim_matches(['[', ']'])));
+        fields.iter().for_each(|(name, offset)| line(format!("#define AT_{}_{name} {offset}", head[0])));
+    }
+    let all: String = slots().iter().map(|(name, place)| format!(" X({name}, {place})")).collect();
+    line(format!("#define SLOTS(X){all}"));
+    text
+}
+
+/// Compiles the library, unless this source was compiled before: tests of several processes may do so at once.
+fn library(without_entry: bool) -> PathBuf {
+    let header = header();
+    let mut hasher = DefaultHasher::new();
+    (SOURCE, &header, without_entry).hash(&mut hasher);
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("standin");
+    // By its name it is a CPU plugin, which is started as one.
+    let library = folder.join(format!("pjrt_standin_cpu_{:016x}.so", hasher.finish()));
+    if library.exists() {
+        return library;
+    }
+    fs::create_dir_all(&folder).expect("a folder");
+    let work = tempfile::tempdir_in(&folder).expect("a folder");
+    let path = |name: &str| work.path().join(name);
+    fs::write(path("standin.c"), SOURCE).expect("written");
+    fs::write(path("slots.h"), header).expect("written");
+    let mut cc = Command::new("cc");
+    cc.args(["-std=c11", "-O1", "-Wall", "-Wextra", "-Werror", "-Wno-unused-function", "-shared", "-fPIC", "-pthread"]);
+    cc.args(without_entry.then_some("-DNO_ENTRY")).arg(path("standin.c")).arg("-o").arg(path("it.so")).arg("-ldl");
+    let made = cc.output().expect("a C compiler, which Rust needs too");
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    fs::rename(path("it.so"), &library).expect("renamed");
+    library
+}
