@@ -1,27 +1,39 @@
 #!/usr/bin/env bash
 # The same request in 20 processes on one GPU, ten of them with the programs of the first, ten with empty caches (programs and
-# autotuning): one hash of frames and of samples, or the numbers of each.
+# autotuning), AT_ONCE (5) of them beside each other: one hash of frames and of samples, or the numbers of each.
 #
 #     scripts/gpu/repeat.sh LTX2 OUT [CONFIG…]     by default the toy model in bf16
 set -euo pipefail
-ltx2=$1 out=$2
+[ $# -ge 2 ] || { sed -n '2,5s/^# //p' "$0" >&2; exit 2; }
+ltx2=$1 out=$2 count=20 at_once=${AT_ONCE:-5}
 shift 2
-config=(${@:--c configs/nano.yml --dtype bf16})
+config=("$@")
+[ $# -gt 0 ] || config=(-c configs/nano.yml --dtype bf16)
+fraction=$(python3 -c "print(0.8 / $at_once)")
 mkdir -p "$out"
-for n in $(seq 0 19); do
-    cache=$out/warm
+nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
+generate() {
+    local n=$1 cache=$out/warm
     [ $((n % 2)) = 0 ] || cache=$out/cold$n
-    LTX2_COMPILE_CACHE=$cache "$ltx2" -q generate "${config[@]}" --platform cuda --prompt "waves" --force -o "$out/$n.mp4" > /dev/null
+    LTX2_COMPILE_CACHE=$cache "$ltx2" -q generate "${config[@]}" --platform cuda --set "runtime.memory_fraction=$fraction" \
+        --prompt "waves" --force -o "$out/$n.mp4" > /dev/null
     [ "$cache" = "$out/warm" ] || rm -rf "$cache"
+}
+generate 0
+for n in $(seq 1 $((count - 1))); do
+    while [ "$(jobs -rp | wc -l)" -ge "$at_once" ]; do wait -n || true; done
+    generate "$n" &
 done
-python3 - "$out" <<'PYTHON'
+while [ -n "$(jobs -rp)" ]; do wait -n || true; done
+python3 - "$out" "$count" <<'PYTHON'
 import collections, json, pathlib, sys
-hashes = collections.defaultdict(list)
-for n in range(20):
-    sha = json.loads(pathlib.Path(sys.argv[1], f"{n}.json").read_text())["sha256"]
+hashes, count = collections.defaultdict(list), int(sys.argv[2])
+for n in range(count):
+    path = pathlib.Path(sys.argv[1], f"{n}.json")
+    sha = json.loads(path.read_text())["sha256"] if path.exists() else {"frames": "no video", "samples": ""}
     hashes[sha["frames"], sha["samples"]].append(f"{n} {'cold' if n % 2 else 'warm'}")
 for (frames, samples), runs in hashes.items():
     print(f"frames {frames[:16]} samples {samples[:16]}: {', '.join(runs)}")
-print(f"{len(hashes)} different of 20")
+print(f"{len(hashes)} different of {count}")
 sys.exit(len(hashes) > 1)
 PYTHON

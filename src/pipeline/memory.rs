@@ -174,6 +174,29 @@ impl Plan {
         self.needs.iter().filter(is_meant).max_by_key(|need| self.alone(need)).or(self.largest().map(|(need, _)| need))
     }
 
+    /// Bytes of a program with what stays on the devices.
+    fn tried(&self, need: &Need, keep: Option<Keep>) -> usize {
+        let alone = self.alone(need);
+        match keep {
+            Some(Keep::All) => self.all(),
+            Some(Keep::Most(bytes)) => bytes.max(alone),
+            Some(Keep::OneComponent) | None => alone,
+        }
+    }
+
+    /// What a program needs, and what may be used, in words.
+    fn needed(&self, need: &Need, keep: Option<Keep>, known: Option<usize>) -> String {
+        let (alone, tried) = (self.alone(need), self.tried(need, keep));
+        let mut text = format!("{} needs {:.2} GiB a device", need.program.name(), gib(alone));
+        if tried > alone {
+            text += &format!(" and {:.2} with what stays loaded", gib(tried));
+        }
+        match known {
+            Some(bytes) => text + &format!(", {:.2} GiB may be used", gib(bytes)),
+            None => text + ", what is free is not known",
+        }
+    }
+
     /// An error of too little memory in the plan's words: what is needed, what is free, the cheapest change that fits. Others
     /// stay as they are. `keep` is what stays on the devices, none before that is decided.
     fn explain(&self, error: PipelineError, keep: Option<Keep>, executor: &Executor, build: &Build) -> PipelineError {
@@ -181,14 +204,10 @@ impl Plan {
         let Some(need) = self.need_of(name) else { return error };
         let (alone, least) = (self.alone(need), self.largest().map_or(0, |(_, bytes)| bytes));
         // What was tried took more than there is, whatever the devices say.
-        let tried = match keep {
-            Some(Keep::All) => self.all(),
-            Some(Keep::Most(bytes)) => bytes.max(alone),
-            Some(Keep::OneComponent) | None => alone,
-        };
+        let tried = self.tried(need, keep);
         let too_much = (tried as f64 * (1.0 - SPARE)) as usize;
         // As it was before anything was loaded.
-        let known = self.limit.or_else(|| free_here(executor));
+        let known = [self.limit, free_here(executor)].into_iter().flatten().min();
         let turns = tried > alone && least <= too_much.min(known.unwrap_or(usize::MAX));
         let change = match turns {
             true => Some("--set runtime.residency=in_turn".to_string()),
@@ -200,16 +219,11 @@ impl Plan {
         let would =
             if need.work.is_some() { WOULD_FIT } else { "needs less, as far as can be told without compiling it" };
         let change = change.map_or_else(|| NOTHING_FITS.into(), |change| format!("{change} {would}"));
-        let mut needs = format!("{} needs {:.2} GiB a device", need.program.name(), gib(alone));
-        if tried > alone {
-            needs += &format!(" and {:.2} with what stays loaded", gib(tried));
-        }
-        let free =
-            known.map_or("what is free is not known".into(), |bytes| format!("{:.2} GiB may be used", gib(bytes)));
+        let needs = self.needed(need, keep, known);
         let what = if *during == During::Load { "parameters of " } else { "" };
         let said = one_line(source);
         PipelineError::TooLarge(format!(
-            "{during} {what}{name}: a device has too little memory: {needs}, {free}: {change}; the plugin says: {said}"
+            "{during} {what}{name}: a device has too little memory: {needs}: {change}; the plugin says: {said}"
         ))
     }
 
@@ -267,6 +281,26 @@ pub(crate) fn plan(
 }
 
 impl Planned {
+    /// What each program and component needs, for a process that a plugin aborts.
+    pub(crate) fn needs(&self, executor: &Executor) -> impl Fn(&str) -> Option<String> + Send + Sync + use<> {
+        let known = [self.plan.limit, free_here(executor)].into_iter().flatten().min();
+        let of = |need: &Need| {
+            let turns = self.plan.tried(need, Some(self.keep)) > self.plan.alone(need);
+            let change = if turns { "--set runtime.residency=in_turn" } else { "fewer frames or more devices" };
+            format!("{}; less is needed with {change}", self.plan.needed(need, Some(self.keep), known))
+        };
+        let told: Vec<_> =
+            self.plan.needs.iter().map(|need| (need.program.name(), need.components.clone(), of(need))).collect();
+        let largest = self.plan.largest().map(|(need, _)| of(need));
+        move |stage| {
+            let loaded = stage.strip_prefix("loading ");
+            let is_meant = |(program, components, _): &&(&str, Vec<&str>, String)| {
+                *program == stage || loaded.is_some_and(|component| components.contains(&component))
+            };
+            told.iter().find(is_meant).map(|(_, _, text)| text.clone()).or_else(|| largest.clone())
+        }
+    }
+
     /// An error of a run by this plan; of too little memory in the plan's words.
     pub(crate) fn explain(&self, error: PipelineError, executor: &Executor, build: &Build) -> PipelineError {
         self.plan.explain(error, Some(self.keep), executor, build)

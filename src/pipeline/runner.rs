@@ -45,6 +45,7 @@ impl Runner {
     /// From here on, memory is used as it was planned.
     pub(crate) fn follow(&mut self, planned: Planned) {
         self.executor.keep(planned.keep);
+        self.executor.engine().watchdog().needs(planned.needs(&self.executor));
         self.planned = Some(planned);
     }
 

@@ -1,17 +1,17 @@
-//! The watchdog: it ends the process when a device does not answer. A hung call of a plugin cannot be cancelled, so nothing is
-//! waited for or destroyed then.
+//! The watchdog: it ends the process when a device does not answer, and says where it was when a plugin aborts it. A hung call of a
+//! plugin cannot be cancelled, so nothing is waited for or destroyed then.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, OnceLock, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use super::kernel_log::KernelLog;
 use super::processes::Group;
-use crate::pjrt::end_process;
+use crate::pjrt::{end_process, on_abort};
 
 /// Shortest limit of `auto`.
 const LEAST: Duration = Duration::from_secs(60);
@@ -41,6 +41,12 @@ pub type LastWords = Box<dyn Fn(&str, Option<&str>) + Send + Sync>;
 /// Tells how the run can be continued, at the moment of its end.
 type Continuation = Box<dyn Fn() -> Option<String> + Send + Sync>;
 
+/// Tells the memory that a program or a component takes, by its name.
+type Needs = Box<dyn Fn(&str) -> Option<String> + Send + Sync>;
+
+/// The watchdog that speaks when a plugin aborts the process: the latest.
+static LATEST: Mutex<Weak<Shared>> = Mutex::new(Weak::new());
+
 /// A watchdog, or none. Clones share it; its thread begins with the first wait and ends with the last clone.
 #[derive(Clone, Default)]
 pub struct Watchdog(Option<Arc<Owner>>);
@@ -57,6 +63,7 @@ struct Shared {
     changed: Condvar,
     group: Mutex<Weak<Group>>,
     continuation: Mutex<Option<Continuation>>,
+    needs: Mutex<Option<Needs>>,
 }
 
 #[derive(Default)]
@@ -69,6 +76,8 @@ struct State {
 }
 
 struct Wait {
+    stage: String,
+    /// The stage, its steps and the work.
     what: String,
     since: Instant,
     deadline: Instant,
@@ -134,8 +143,15 @@ impl fmt::Debug for Watchdog {
 impl Watchdog {
     /// A watchdog that ends the process, after `last_words`, when a wait takes longer than the limit.
     pub fn new(limit: WaitLimit, last_words: LastWords) -> Self {
-        let (state, changed, group, continuation) = Default::default();
-        let shared = Arc::new(Shared { limit, last_words, state, changed, group, continuation });
+        let (state, changed, group, continuation, needs) = Default::default();
+        let shared = Arc::new(Shared { limit, last_words, state, changed, group, continuation, needs });
+        *lock(&LATEST) = Arc::downgrade(&shared);
+        static ABORTS: Once = Once::new();
+        ABORTS.call_once(|| {
+            if let Err(error) = on_abort(PATIENCE, say_aborted) {
+                tracing::warn!("a plugin that aborts this process does so without a last line: {error}");
+            }
+        });
         Watchdog(Some(Arc::new(Owner { shared, thread: OnceLock::new() })))
     }
 
@@ -159,6 +175,13 @@ impl Watchdog {
         }
     }
 
+    /// From here on, `needs` tells the memory that a program or a component takes, by its name.
+    pub(crate) fn needs(&self, needs: impl Fn(&str) -> Option<String> + Send + Sync + 'static) {
+        if let Some(owner) = &self.0 {
+            *lock(&owner.shared.needs) = Some(Box::new(needs));
+        }
+    }
+
     /// Stands over a wait that is expected to take so long, and moves so many bytes. `what` names the stage, what is waited for
     /// and the device: `stage: the execution on device 0`, in two parts around the steps.
     pub(super) fn guard(&self, expected: Duration, bytes: usize, what: impl FnOnce() -> (String, String)) -> Guard {
@@ -176,7 +199,7 @@ impl Watchdog {
         let mut state = lock(&shared.state);
         let id = state.next;
         state.next += 1;
-        state.waits.insert(id, Wait { what, since, deadline });
+        state.waits.insert(id, Wait { stage, what, since, deadline });
         if state.wakes.is_none_or(|wakes| deadline < wakes) {
             shared.changed.notify_one();
         }
@@ -256,16 +279,38 @@ fn message(wait: &Wait, limit: WaitLimit, now: Instant, log: &[String]) -> Strin
     )
 }
 
-/// Says why, tells the other processes, and ends this one, whatever of that hangs too.
+/// Says why, and tells the other processes that this one `does` so.
+fn say(shared: &Shared, does: &str, message: &str) {
+    let going_on = lock(&shared.continuation).as_ref().and_then(|tell| tell());
+    (shared.last_words)(message, going_on.as_deref());
+    if let Some(group) = lock(&shared.group).upgrade() {
+        group.fail(&format!("{does}: {message}"));
+    }
+}
+
+/// The last words of a process that a plugin aborts, by what was waited for last.
+fn say_aborted() {
+    let Some(shared) = lock(&LATEST).upgrade() else { return };
+    let last = lock(&shared.state).waits.values().next_back().map(|wait| (wait.stage.clone(), wait.what.clone()));
+    let needs = last.as_ref().and_then(|(stage, _)| lock(&shared.needs).as_ref()?(stage));
+    say(&shared, "was ended", &aborted(last.as_ref().map(|(_, what)| what.as_str()), needs.as_deref()));
+}
+
+fn aborted(what: Option<&str>, needs: Option<&str>) -> String {
+    let began = match what {
+        Some(what) => format!("{what} ended this process by an abort"),
+        None => "this process was ended by an abort".into(),
+    };
+    let memory = needs.map(|needs| format!("; if they tell of memory: {needs}"));
+    format!("{began}: the words above are the plugin's or the driver's{}", memory.unwrap_or_default())
+}
+
+/// Says why, and ends the process, whatever of that hangs too.
 fn end(shared: &Arc<Shared>, message: String) -> ! {
     let (said, done) = channel();
     let own = shared.clone();
     let words = move || {
-        let going_on = lock(&own.continuation).as_ref().and_then(|tell| tell());
-        (own.last_words)(&message, going_on.as_deref());
-        if let Some(group) = lock(&own.group).upgrade() {
-            group.fail(&format!("hangs: {message}"));
-        }
+        say(&own, "hangs", &message);
         // Nobody may wait for it any more.
         let _ = said.send(());
     };
@@ -335,6 +380,17 @@ mod tests {
         }
         let _guard = fixed.guard(Duration::ZERO, 0, what);
         assert_eq!(said(), plain, "the steps are over");
+    }
+
+    #[test]
+    fn an_abort_is_told_by_the_last_wait_and_the_memory_of_its_stage() {
+        let message = aborted(Some("denoise, step 2 of 8: the execution on device 0"), Some("denoise needs 2 GiB"));
+        let words = "the words above are the plugin's or the driver's; if they tell of memory: denoise needs 2 GiB";
+        assert_eq!(
+            message,
+            format!("denoise, step 2 of 8: the execution on device 0 ended this process by an abort: {words}")
+        );
+        assert!(aborted(None, None).starts_with("this process was ended by an abort: the words above"));
     }
 
     #[test]

@@ -167,7 +167,6 @@ fn every_preset_runs() {
     };
     succeed(&["init", "--preset", "nano_2_5", "--seed", "3", &path("model")]);
     let model = format!("model.path={}", path("model"));
-    let cache = format!("runtime.compile_cache={}", path("cache"));
     let mut seen = Vec::new();
     for (preset, pipeline, first, second) in [
         ("nano_2_5", "text_to_video", "euler", None),
@@ -178,7 +177,7 @@ fn every_preset_runs() {
         ("ltx2_5_dfr", "dfr", "euler", Some(Value::Null)),
     ] {
         let out = path(&format!("{preset}.mp4"));
-        let mut set = [&[&model[..], &cache, "request.num_frames=9"], &SMALL[..]].concat();
+        let mut set = [&[&model[..], "request.num_frames=9"], &SMALL[..]].concat();
         set.extend((!matches!(pipeline, "distilled" | "dfr")).then_some("sampler.steps=2"));
         set.extend((pipeline == "dfr").then_some("dfr.temporal_rounds=1"));
         set.extend(["text_to_video", "two_stage"].contains(&pipeline).then_some("guidance.stg_blocks=[1]"));
@@ -214,8 +213,8 @@ fn frames_are_predicted() {
     let made = run(&["init", "--preset", "nano_2_5", "--seed", "3", &path("model")]);
     assert!(made.status.success(), "{}", text(&made.stderr));
     // Seconds are 1 at least, and the frames of a second few.
-    let (model, cache) = (format!("model.path={}", path("model")), format!("runtime.compile_cache={}", path("cache")));
-    let set = [&[&model[..], &cache, "request.frame_rate=8", "sampler.steps=1"], &SMALL[..]].concat();
+    let model = format!("model.path={}", path("model"));
+    let set = [&[&model[..], "request.frame_rate=8", "sampler.steps=1"], &SMALL[..]].concat();
     let set: Vec<&str> = set.into_iter().flat_map(|pair| ["--set", pair]).collect();
     let common = ["generate", "-c", "nano_2_5", "-p", "a ball", "--num-frames", "auto"];
     let first = run(&[&common[..], &["-o", &path("first.mp4")], &set].concat());

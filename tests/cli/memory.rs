@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::process::{Command, Output};
 
-use crate::support::standin::{Fault, RESOURCE_EXHAUSTED, Standin};
+use crate::support::standin::{self, Fault, RESOURCE_EXHAUSTED, Standin};
 use crate::support::{self, needs};
 use serde_json::Value;
 
@@ -84,12 +84,9 @@ fn memory_that_runs_out_is_told_in_the_plan_s_words() {
     let out = dir.path().join("out.mp4");
     let said = "out of memory while trying to allocate 1 GiB";
     let fault = Fault::Fail(RESOURCE_EXHAUSTED, said);
-    let failed = |standin: &Standin, more: &[&str], cached: bool| {
+    let failed = |standin: &Standin, more: &[&str], cache: &Path| {
         let mut run = command(&out, more);
-        standin.give(&mut run);
-        if !cached {
-            run.env("LTX2_COMPILE_CACHE", "off");
-        }
+        standin.give(&mut run).env("LTX2_COMPILE_CACHE", cache);
         let ran = run.output().expect("the binary runs");
         let log = stderr(&ran);
         assert_eq!(ran.status.code(), Some(1), "{log}");
@@ -105,22 +102,26 @@ fn memory_that_runs_out_is_told_in_the_plan_s_words() {
     };
     let start = |(error, _): &(String, String), words: &str| assert!(error.starts_with(words), "{error}");
 
+    let cached = standin::programs();
     // Everything is loaded: a part at a time needs less.
-    let runs = failed(&Standin::new().execution("denoise", 1, &fault), &[], true);
+    let runs = failed(&Standin::new().execution("denoise", 1, &fault), &[], &cached);
     start(&runs, "running denoise: a device has too little memory: denoise needs ");
     assert!(runs.0.contains(" with what stays loaded, what is free is not known: "), "{}", runs.0);
     assert_eq!(runs.1, "--set runtime.residency=in_turn");
-    let uploads = failed(&Standin::new().at("PJRT_Client_BufferFromHostBuffer", 1, &fault), &[], true);
+    let uploads = failed(&Standin::new().at("PJRT_Client_BufferFromHostBuffer", 1, &fault), &[], &cached);
     assert!(uploads.0.contains("GiB a device") && uploads.1 == runs.1, "{}", uploads.0);
-    let loads = failed(&Standin::new().at("PJRT_Client_CreateBuffersForAsyncHostToDevice", 1, &fault), &[], true);
+    let loads = failed(&Standin::new().at("PJRT_Client_CreateBuffersForAsyncHostToDevice", 1, &fault), &[], &cached);
     start(&loads, "loading parameters of text_encoder, connectors: ");
-    let compiles = failed(&Standin::new().at("PJRT_Client_Compile", 1, &fault), &[], false);
+    let compiling = tempfile::tempdir().expect("a folder");
+    let without = compiling.path().join("cache");
+    standin::programs_but("text_encoder", &without);
+    let compiles = failed(&Standin::new().at("PJRT_Client_Compile", 1, &fault), &[], &without);
     start(&compiles, "compiling text_encoder: a device has too little memory: text_encoder needs ");
     assert!(compiles.1 != runs.1, "what stays loaded does not change what one program needs: {}", compiles.0);
 
     // Limits that are known are told, and the next change is another.
     let in_turn = ["--set", "runtime.residency=in_turn", "--set", "runtime.memory_limit=1"];
-    let next = failed(&Standin::new().execution("video_decoder", 1, &fault), &in_turn, true);
+    let next = failed(&Standin::new().execution("video_decoder", 1, &fault), &in_turn, &cached);
     start(&next, "running video_decoder: a device has too little memory: video_decoder needs ");
     assert!(next.0.contains(" GiB a device, 1.00 GiB may be used: "), "{}", next.0);
     assert!(next.1 != runs.1, "{}", next.0);

@@ -1,6 +1,12 @@
-//! Ending a process whose devices wait for what will not come.
+//! Ends of this process that C code causes: one whose devices wait for what will not come, and an abort.
 
 use std::ffi::c_int;
+use std::io::{self, Read, Write};
+use std::thread;
+use std::time::Duration;
+
+/// The signal of `abort`.
+const SIGABRT: c_int = 6;
 
 unsafe extern "C" {
     fn _exit(code: c_int) -> !;
@@ -11,4 +17,29 @@ unsafe extern "C" {
 pub fn end_process(code: i32) -> ! {
     // SAFETY: `_exit` of POSIX; it takes any number and needs nothing.
     unsafe { _exit(code) }
+}
+
+/// Has `words` said when C code aborts this process, which then ends with exit code 1. They are said by a thread of their own, while
+/// the one that aborts stands still, with every lock that it holds; if they take longer than `patience`, the signal ends the process.
+///
+/// # Errors
+/// No thread, pipe or handler can be had.
+pub fn on_abort(patience: Duration, words: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    let (mut aborted, signal) = io::pipe()?;
+    let say = move || {
+        // The other end is never closed.
+        if aborted.read_exact(&mut [0]).is_ok() {
+            words();
+            end_process(1)
+        }
+    };
+    thread::Builder::new().name("abort".into()).spawn(say)?;
+    let handler = move || {
+        // An error leaves the signal's own end.
+        if (&signal).write_all(&[0]).is_ok() {
+            thread::sleep(patience);
+        }
+    };
+    // SAFETY: the handler calls `write` and `nanosleep` alone, which a signal allows; it takes no lock and no memory.
+    unsafe { signal_hook_registry::register(SIGABRT, handler) }.map(|_| ())
 }
