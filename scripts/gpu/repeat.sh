@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # The same request in 20 processes on one GPU, ten of them with the programs of the first, ten with empty caches (programs and
-# autotuning), AT_ONCE (5) of them beside each other: one hash of frames and of samples, or the numbers of each.
+# autotuning), AT_ONCE (5) of them beside each other: one hash of frames and of samples, or the numbers of each, and the outputs of
+# programs (`--dump`) in their order by which the cold ones differ from the first, so that the first names the program.
 #
 #     scripts/gpu/repeat.sh LTX2 OUT [CONFIG…]     by default the toy model in bf16
 set -euo pipefail
-[ $# -ge 2 ] || { sed -n '2,5s/^# //p' "$0" >&2; exit 2; }
+[ $# -ge 2 ] || { sed -n '2,6s/^# //p' "$0" >&2; exit 2; }
 ltx2=$1 out=$2 count=20 at_once=${AT_ONCE:-5}
 shift 2
 config=("$@")
@@ -16,7 +17,7 @@ generate() {
     local n=$1 cache=$out/warm
     [ $((n % 2)) = 0 ] || cache=$out/cold$n
     LTX2_COMPILE_CACHE=$cache "$ltx2" -q generate "${config[@]}" --platform cuda --set "runtime.memory_fraction=$fraction" \
-        --prompt "waves" --force -o "$out/$n.mp4" > /dev/null
+        --prompt "waves" --force -o "$out/$n.mp4" --dump "$out/$n.safetensors" > /dev/null
     [ "$cache" = "$out/warm" ] || rm -rf "$cache"
 }
 generate 0
@@ -35,5 +36,21 @@ for n in range(count):
 for (frames, samples), runs in hashes.items():
     print(f"frames {frames[:16]} samples {samples[:16]}: {', '.join(runs)}")
 print(f"{len(hashes)} different of {count}")
+
+
+def outputs(n):
+    """The dumped tensors' bytes by name."""
+    data = pathlib.Path(sys.argv[1], f"{n}.safetensors").read_bytes()
+    start = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:start])
+    header.pop("__metadata__", None)
+    return {name: data[slice(*(start + at for at in entry["data_offsets"]))] for name, entry in header.items()}
+
+
+if len(hashes) > 1:
+    first = outputs(0)
+    for n in range(1, count, 2):
+        other = outputs(n)
+        print(f"{n} cold: " + ", ".join(f"{name} {'same' if other.get(name) == data else 'DIFFERS'}" for name, data in first.items()))
 sys.exit(len(hashes) > 1)
 PYTHON

@@ -102,8 +102,10 @@ def groups(printed):
         cells = line.split()
         if re.fullmatch(r"\S+:\S+(, \S+)+", line):
             found.append((line, {}))
-        elif found and len(cells) > 8 and cells[2] == "%":
-            found[-1][1][cells[0]] = (float(cells[3]), float(cells[7]))
+        elif found and len(cells) > 8 and re.fullmatch(r"[\d.]+", cells[1]):
+            # Where a group has one layout it is behind none.
+            at = 3 if cells[2] == "%" else 1
+            found[-1][1][cells[0]] = (float(cells[at]), float(cells[at + 4]))
     return [(name, rows) for name, rows in found if rows]
 
 
@@ -125,7 +127,7 @@ def table(path):
 
     if alone:
         errors = [abs(p / m - 1) * 100 for p, m in alone]
-        print(f"| {len(alone)} shapes | 1 | | | {statistics.median(errors):.1f} %, {max(errors):.1f} % | |")
+        print(f"| {len(alone)} shape{'s'[: len(alone) > 1]} | 1 | | | {statistics.median(errors):.1f} %, {max(errors):.1f} % | |")
 
 
 def main():

@@ -108,11 +108,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let (origin, weights) = origin::of_run(&placed)?;
     let configs = ModelConfigs::from(origin);
     check_files(&configs, &weights, [args.component.row().part])?;
+    let options = setup::engine_options(&placed);
+    options.watchdog.tells_aborts();
     let (_, client) = platform::open(&args.platform.parse().map_err(UsageError)?, Some(devices))?;
     if args.component == ProgramKind::Transformer {
         setup::log_weights(placed.runtime.weights, &weights)?;
     }
-    let mut executor = Executor::new(Engine::new(client, setup::engine_options(&placed)), weights);
+    let mut executor = Executor::new(Engine::new(client, options), weights);
     executor.keep_loras(Loras::open(&placed.model)?)?;
     let build = setup::build_for(&placed, executor.engine().devices().len(), executor.engine().toolchain())?;
     let results = run_component(args.component, &configs, &mut executor, tensors, &scalars, &build)?;

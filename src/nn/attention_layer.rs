@@ -44,15 +44,9 @@ impl AttentionLayer {
     /// are normalised and rotated.
     pub(crate) fn qkv(&self, p: &Params, x: &Value, rope: Option<&Rope>) -> [Value; 3] {
         if self.gathers_keys(p) && !self.rotates_gathered(p) {
-            // Keys and values are gathered while the queries are made, apart also one while the other is.
-            let [k, v] = match p.lowering().keys_apart {
-                true => {
-                    let k = self.mapped(p, "to_k", &x.optimization_barrier(), self.sequence[1]);
-                    [self.normed(p, "norm_k", &k, rope), self.mapped(p, "to_v", x, self.sequence[1])]
-                }
-                false => self.keys_values(p, x, rope),
-            };
-            // Held apart, or the compiler makes one dot and one rotation of all.
+            // Keys and values are gathered while the queries are made.
+            let [k, v] = self.keys_values(p, x, rope);
+            // Held apart, or the compiler makes one dot and one rotation of both.
             let rope = rope.map(|r| Rope { cos: r.cos.optimization_barrier(), sin: r.sin.optimization_barrier() });
             return [self.queries(p, &x.optimization_barrier(), rope.as_ref()), k, v];
         }
@@ -89,14 +83,10 @@ impl AttentionLayer {
 
     /// Queries `[b, n, heads, dim]`, normalised and rotated.
     pub(crate) fn queries(&self, p: &Params, x: &Value, rope: Option<&Rope>) -> Value {
-        self.normed(p, "norm_q", &self.mapped(p, "to_q", x, self.sequence[0]), rope)
-    }
-
-    /// Projection `to_q`, `to_k` or `to_v`: `[b, n, heads, dim]`.
-    fn mapped(&self, p: &Params, name: &str, x: &Value, sequence: Axis) -> Value {
         let dims = [self.heads.count, self.heads.dim];
-        let y = project(&p.pp(name), x, &dims, self.bias, &[Axis::Heads, Axis::HeadDim], Axis::Embed);
-        p.place(name.trim_start_matches("to_"), &y, &[Axis::CfgBatch, sequence, Axis::Heads, Axis::HeadDim])
+        let q = project(&p.pp("to_q"), x, &dims, self.bias, &[Axis::Heads, Axis::HeadDim], Axis::Embed);
+        let q = p.place("q", &q, &[Axis::CfgBatch, self.sequence[0], Axis::Heads, Axis::HeadDim]);
+        self.normed(p, "norm_q", &q, rope)
     }
 
     /// Keys, normalised and rotated, and values of a context `[b, m, width]`.

@@ -107,8 +107,6 @@ with_defaults! {
         pub text_stacks: StackOrder = StackOrder::HeadsTokens,
         /// Whether biases and GELU are written so that the compiler fuses them into the dot before them.
         pub fuse_epilogues: bool = false,
-        /// Whether keys and values that are gathered are a matmul each, so that one's gather runs beside the other's matmul.
-        pub keys_apart: bool = false,
         /// Whether a product of 8-bit integers is written with an i32 result, before it is rounded; else with the result
         /// that its scales are multiplied with.
         pub integer_sums: bool = false,
@@ -184,7 +182,6 @@ impl Lowering {
                 attention: Kernel::Cudnn { required: false },
                 text_stacks: StackOrder::TokensHeads,
                 fuse_epilogues: true,
-                keys_apart: true,
                 integer_sums: true,
                 rope: RopeForm::Reversal,
                 pads_by_index: true,

@@ -2,7 +2,7 @@
 //! compiled, against what the device says is free.
 
 use super::setup;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ const ROOMY_CACHED: f64 = 0.92;
 struct Need {
     program: ProgramKind,
     /// The components whose parameters it reads.
-    components: Vec<&'static str>,
+    components: BTreeSet<&'static str>,
     /// Everything but parameters; none where that is unknown.
     work: Option<usize>,
     /// Of that, arguments and results.
@@ -42,6 +42,12 @@ struct Need {
 }
 
 impl Need {
+    /// A program that is not compiled.
+    fn of(program: ProgramKind, network: &Network) -> Self {
+        let components = network.params.iter().map(|p| p.component).collect();
+        Need { program, components, work: None, io: io(network) }
+    }
+
     /// Bytes beside parameters, as far as they are known: arguments and results before it is compiled.
     fn beside(&self) -> usize {
         self.work.unwrap_or(self.io)
@@ -128,11 +134,7 @@ impl Plan {
         let has_room = takes <= ROOMY || takes <= ROOMY_CACHED && are_cached();
         let has_room = has_room && config.runtime.residency != Residency::InTurn;
         executor.load_ahead(networks.iter().map(|(_, network)| network.clone()), has_room);
-        let needs = networks.iter().map(|(program, network)| {
-            let mut components: Vec<_> = network.params.iter().map(|p| p.component).collect();
-            components.dedup();
-            Need { program: *program, components, work: None, io: io(network) }
-        });
+        let needs = networks.iter().map(|(program, network)| Need::of(*program, network));
         let mut plan = Plan { config: config.clone(), needs: needs.collect(), components, of_other_pass, limit };
         if let Err(error) = plan.compile(&networks, executor) {
             // What programs need beside their arguments and results is not known yet.
@@ -170,7 +172,7 @@ impl Plan {
     /// The program that an error is about: by its name, by that of a component that it reads, else the largest.
     fn need_of(&self, name: &str) -> Option<&Need> {
         let is_meant =
-            |need: &&Need| need.program.name() == name || name.split(", ").any(|c| need.components.contains(&c));
+            |need: &&Need| need.program.name() == name || name.split(", ").any(|c| need.components.contains(c));
         self.needs.iter().filter(is_meant).max_by_key(|need| self.alone(need)).or(self.largest().map(|(need, _)| need))
     }
 
@@ -287,15 +289,16 @@ impl Planned {
         let of = |need: &Need| {
             let turns = self.plan.tried(need, Some(self.keep)) > self.plan.alone(need);
             let change = if turns { "--set runtime.residency=in_turn" } else { "fewer frames or more devices" };
-            format!("{}; less is needed with {change}", self.plan.needed(need, Some(self.keep), known))
+            let needed = self.plan.needed(need, Some(self.keep), known);
+            format!("{needed} unless other processes hold some of it; less is needed with {change}")
         };
         let told: Vec<_> =
             self.plan.needs.iter().map(|need| (need.program.name(), need.components.clone(), of(need))).collect();
         let largest = self.plan.largest().map(|(need, _)| of(need));
         move |stage| {
             let loaded = stage.strip_prefix("loading ");
-            let is_meant = |(program, components, _): &&(&str, Vec<&str>, String)| {
-                *program == stage || loaded.is_some_and(|component| components.contains(&component))
+            let is_meant = |(program, components, _): &&(&str, BTreeSet<&str>, String)| {
+                *program == stage || loaded.is_some_and(|component| components.contains(component))
             };
             told.iter().find(is_meant).map(|(_, _, text)| text.clone()).or_else(|| largest.clone())
         }
@@ -392,12 +395,38 @@ fn changed(config: &Config, change: impl FnOnce(&mut Config)) -> Config {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::hlo::{Builder, DType, Type};
+    use crate::nn::{Axis, Init, Param, Source};
+
+    /// Parameters come in the order of a program's arguments, where those of a component may be on both sides of another's.
+    #[test]
+    fn a_component_s_parameters_count_once() {
+        let b = Builder::new("encode");
+        let ty = Type::new(DType::F32, [4]);
+        let read = [("text_encoder", "a"), ("connectors", "b"), ("text_encoder", "c")].map(|(component, name)| {
+            let param = Param {
+                component,
+                name: name.into(),
+                ty: ty.clone(),
+                axes: vec![Axis::Replicated],
+                source: Source::Stack { keys: vec![name.into()], shape: vec![4] },
+                init: Init::normal(1.0),
+            };
+            (b.argument(name, ty.clone()), param)
+        });
+        let sum = read.iter().map(|(value, _)| value.clone()).reduce(|x, y| &x + &y).expect("three");
+        let program = b.finish(&[("y", &sum)]).expect("builds");
+        let params = read.map(|(_, param)| param).into();
+        let network = Network { program, params, placements: Vec::new(), notes: Vec::new() };
+        let need = Need::of(ProgramKind::TextEncoder, &network);
+        assert_eq!(need.components.into_iter().collect::<Vec<_>>(), ["connectors", "text_encoder"]);
+    }
 
     #[test]
     fn the_other_pass_s_weights_leave_before_a_run_is_refused() {
         let need = |program, components: &[&'static str], work| Need {
             program,
-            components: components.to_vec(),
+            components: components.iter().copied().collect(),
             work: Some(work),
             io: 1,
         };

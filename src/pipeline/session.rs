@@ -147,6 +147,7 @@ impl Devices {
         let choice = config.platform().map_err(PipelineError::Input)?;
         let options = setup::platform_options(config, group.map(|group| &**group))?;
         let opening = Instant::now();
+        engine_options.watchdog.tells_aborts();
         let (plugin, client) = platform::open_with(&choice, &options)?;
         let versions = json!({
             "ltx2": env!("CARGO_PKG_VERSION"),

@@ -145,14 +145,19 @@ impl Watchdog {
     pub fn new(limit: WaitLimit, last_words: LastWords) -> Self {
         let (state, changed, group, continuation, needs) = Default::default();
         let shared = Arc::new(Shared { limit, last_words, state, changed, group, continuation, needs });
-        *lock(&LATEST) = Arc::downgrade(&shared);
-        static ABORTS: Once = Once::new();
-        ABORTS.call_once(|| {
+        Watchdog(Some(Arc::new(Owner { shared, thread: OnceLock::new() })))
+    }
+
+    /// From here on, a plugin that aborts this process does so behind last words of this watchdog, with exit code 1.
+    pub(crate) fn tells_aborts(&self) {
+        static HANDLER: Once = Once::new();
+        let Some(owner) = &self.0 else { return };
+        *lock(&LATEST) = Arc::downgrade(&owner.shared);
+        HANDLER.call_once(|| {
             if let Err(error) = on_abort(PATIENCE, say_aborted) {
                 tracing::warn!("a plugin that aborts this process does so without a last line: {error}");
             }
         });
-        Watchdog(Some(Arc::new(Owner { shared, thread: OnceLock::new() })))
     }
 
     /// Whether anything is watched.
