@@ -295,10 +295,10 @@ impl Planned {
         let told: Vec<_> =
             self.plan.needs.iter().map(|need| (need.program.name(), need.components.clone(), of(need))).collect();
         let largest = self.plan.largest().map(|(need, _)| of(need));
-        move |stage| {
-            let loaded = stage.strip_prefix("loading ");
+        move |what| {
+            let loaded = what.strip_prefix("loading ");
             let is_meant = |(program, components, _): &&(&str, BTreeSet<&str>, String)| {
-                *program == stage || loaded.is_some_and(|component| components.contains(component))
+                *program == what || loaded.is_some_and(|component| components.contains(component))
             };
             told.iter().find(is_meant).map(|(_, _, text)| text.clone()).or_else(|| largest.clone())
         }
