@@ -186,7 +186,7 @@ impl Plan {
         }
     }
 
-    /// What a program needs, and what may be used, in words.
+    /// Bytes of a program, and those that may be used, in words.
     fn needed(&self, need: &Need, keep: Option<Keep>, known: Option<usize>) -> String {
         let (alone, tried) = (self.alone(need), self.tried(need, keep));
         let mut text = format!("{} needs {:.2} GiB a device", need.program.name(), gib(alone));
@@ -283,7 +283,7 @@ pub(crate) fn plan(
 }
 
 impl Planned {
-    /// What each program and component needs, for a process that a plugin aborts.
+    /// Bytes of each program and component in words, for a process that a plugin aborts.
     pub(crate) fn needs(&self, executor: &Executor) -> impl Fn(&str) -> Option<String> + Send + Sync + use<> {
         let known = [self.plan.limit, free_here(executor)].into_iter().flatten().min();
         let of = |need: &Need| {
