@@ -65,7 +65,8 @@ steps() {
     python3 - "$out/steps.txt" <<'PY'
 import sys
 measured, four = {}, False
-for line in open(sys.argv[1]):
+printed = open(sys.argv[1]).read()
+for line in printed.splitlines() if "measured ms" in printed else []:
     cells = line.split()
     four = "1x1x4" in line if line.startswith("cuda:") else four
     # Name, perhaps a mesh, how far behind, predicted, compute, memory, links, measured.

@@ -145,5 +145,9 @@ fn constants_text(c: &Calibration) -> String {
     for e in &c.collectives {
         line(&format!("{} over {} devices", e.kind.name(), e.devices), &e.cost, "GB/s", 1e9);
     }
+    for (what, lost) in c.contention.iter().flat_map(|c| [("matmuls", c.compute), ("memory", c.memory)]) {
+        let (work, collective) = (lost.work * 100.0, lost.collective * 100.0);
+        let _ = writeln!(out, "a collective beside {what}: they lose {work:.0} % of their rate, it {collective:.0} %");
+    }
     out
 }

@@ -232,7 +232,8 @@ fn layouts(args: &Args, name: &str) -> anyhow::Result<Layouts> {
     let (toolchain, chip) = (machine.toolchain(), target.chip());
     let (count, capacity) = (machine.devices.len(), machine.capacity);
     let devices = Devices { toolchain: &toolchain, count, capacity, chip: chip.as_ref() };
-    let auto = Config { layout: AUTO.into(), mesh: None, ..config.clone() };
+    let mesh = config.mesh.filter(|_| config.layout == AUTO);
+    let auto = Config { layout: AUTO.into(), mesh, ..config.clone() };
     let faster = if config.layout == AUTO { None } else { faster(&config, devices)? };
     Ok(Layouts { auto: ranking(&auto, devices)?.decision(devices), faster })
 }

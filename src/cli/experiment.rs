@@ -3,10 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use super::args::{ConfigArgs, JobArgs, LAYERS};
-use super::compile::{prepare_tpus, target};
+use super::compile::{chip_of, prepare_tpus, target};
 use super::{UsageError, print};
 use crate::analysis::Chip;
-use crate::config::{AUTO, Case, Experiment, load, read_experiment, read_layout_source};
+use crate::config::{AUTO, Case, Config, Experiment, load, read_experiment, read_layout_source};
 use crate::pipeline::programs::{ProgramKind, Programs};
 use crate::tune::search::{SearchRequest, best_layout, search, summary};
 use crate::tune::{
@@ -98,15 +98,15 @@ struct SearchArgs {
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let chip = args.chip.as_deref().map(Chip::find).transpose().map_err(|e| UsageError(format!("--chip: {e}")))?;
     let chip = args.chip.clone().zip(chip);
-    let options = Options { chip, ..args.jobs.options(args.output.clone(), args.measure)? };
-    let Some(file) = &args.file else { return run_search(args, &options) };
+    let mut options = Options { chip, ..args.jobs.options(args.output.clone(), args.measure)? };
+    let Some(file) = &args.file else { return run_search(args, options) };
     if !args.config.config.is_empty() || !args.config.set.is_empty() {
         return Err(
             UsageError("-c and --set belong to --search; an experiment's file has 'config' and 'set'".into()).into()
         );
     }
     let file = read_experiment(file)?;
-    prepare(&file)?;
+    prepare(&file, &mut options)?;
     let rows = experiment(&file, &options).map_err(usage)?;
     let mut groups = ranked(rows);
     if args.why {
@@ -115,8 +115,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     report(&file.title, &groups, &args.output)
 }
 
-/// Sets this process up for the targets of a file, by the one set of arguments that all its configurations give libtpu.
-fn prepare(file: &Experiment) -> anyhow::Result<()> {
+/// Sets this process up for the targets of a file, by the one set of arguments that all its configurations give libtpu, and takes the
+/// chip that they name.
+fn prepare(file: &Experiment, options: &mut Options) -> anyhow::Result<()> {
     let cases = file.cases();
     let configs = cases.iter().map(|case| Ok(load(&given(case, file).map_err(usage)?)?.config));
     let configs = configs.collect::<anyhow::Result<Vec<_>>>()?;
@@ -127,7 +128,19 @@ fn prepare(file: &Experiment) -> anyhow::Result<()> {
         let why = "runtime.libtpu_init_args differs between the cases; make an experiment of each";
         return Err(UsageError(why.into()).into());
     }
+    if options.chip.is_none() && configs.iter().any(|config| config.runtime.chip_file != first.runtime.chip_file) {
+        return Err(UsageError("runtime.chip_file differs between the cases; make an experiment of each".into()).into());
+    }
+    take_chip(first, options)?;
     prepare_tpus(first, &targets)
+}
+
+/// Takes the chip that a configuration names where `--chip` names none.
+fn take_chip(config: &Config, options: &mut Options) -> Result<(), UsageError> {
+    if options.chip.is_none() {
+        options.chip = config.runtime.chip_file.clone().zip(chip_of(config)?);
+    }
+    Ok(())
 }
 
 fn report(title: &str, groups: &[Group], folder: &Path) -> anyhow::Result<()> {
@@ -146,11 +159,13 @@ fn report(title: &str, groups: &[Group], folder: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn run_search(args: &Args, options: &Options) -> anyhow::Result<()> {
+fn run_search(args: &Args, mut options: Options) -> anyhow::Result<()> {
     let s = &args.search;
     let name = s.target.clone().expect("--search requires --target");
-    let target = target(&name, options.chip.as_ref().map(|(_, chip)| chip))?;
     let given = args.config.given();
+    take_chip(&load(&given)?.config, &mut options)?;
+    let options = &options;
+    let target = target(&name, options.chip.as_ref().map(|(_, chip)| chip))?;
     if s.memory_fit && target.chip().is_none() {
         return Err(usage(crate::tune::TuneError::Capacity(name)));
     }

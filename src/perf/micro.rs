@@ -28,6 +28,8 @@ pub(crate) fn measure(config: &Config, runs: usize, command: &str) -> Result<Mea
         versions,
         date: jiff::Timestamp::now().strftime("%Y-%m-%d").to_string(),
     };
-    let (iteration_seconds, samples) = micro::micro(&engine, runs)?;
+    // Of a device that no chip file names, attention's idle processors are not known.
+    let chip = setup::chip(config, engine.own_device().kind()).ok();
+    let (iteration_seconds, samples) = micro::micro(&engine, chip.as_ref(), runs)?;
     Ok(Measurements { source, platform: engine.platform().into(), iteration_seconds, samples })
 }

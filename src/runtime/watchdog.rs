@@ -44,8 +44,8 @@ type Continuation = Box<dyn Fn() -> Option<String> + Send + Sync>;
 /// Tells the memory that a program or a component takes, by its name.
 type Needs = Box<dyn Fn(&str) -> Option<String> + Send + Sync>;
 
-/// The watchdog that speaks when a plugin aborts the process: the latest.
-static LATEST: Mutex<Weak<Shared>> = Mutex::new(Weak::new());
+/// The watchdog that speaks when a plugin aborts the process: the latest, also when nothing is watched any more.
+static LATEST: Mutex<Option<Arc<Shared>>> = Mutex::new(None);
 
 /// A watchdog, or none. Clones share it; its thread begins with the first wait and ends with the last clone.
 #[derive(Clone, Default)]
@@ -152,7 +152,7 @@ impl Watchdog {
     pub(crate) fn tells_aborts(&self) {
         static HANDLER: Once = Once::new();
         let Some(owner) = &self.0 else { return };
-        *lock(&LATEST) = Arc::downgrade(&owner.shared);
+        *lock(&LATEST) = Some(owner.shared.clone());
         HANDLER.call_once(|| {
             if let Err(error) = on_abort(PATIENCE, say_aborted) {
                 tracing::warn!("a plugin that aborts this process does so without a last line: {error}");
@@ -295,7 +295,7 @@ fn say(shared: &Shared, does: &str, message: &str) {
 
 /// The last words of a process that a plugin aborts, by what was waited for last.
 fn say_aborted() {
-    let Some(shared) = lock(&LATEST).upgrade() else { return };
+    let Some(shared) = lock(&LATEST).clone() else { return };
     let last = lock(&shared.state).waits.values().next_back().map(|wait| (wait.stage.clone(), wait.what.clone()));
     let needs = last.as_ref().and_then(|(stage, _)| lock(&shared.needs).as_ref()?(stage));
     say(&shared, "was ended", &aborted(last.as_ref().map(|(_, what)| what.as_str()), needs.as_deref()));

@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 
 use super::compile_report::{CollectiveEntry, CompileReport, TensorPlacement};
+use crate::analysis::LoopLevel;
 use crate::config::LayoutSource;
 use crate::nn::{Axis, ContextParallelKind, Override, Role, Rule};
 
@@ -28,7 +29,7 @@ pub(crate) fn candidates(source: &LayoutSource, base: &CompileReport, least: f64
     all.extend(around.storage());
     all.extend(around.overrides());
     all.extend(around.context_parallel());
-    all.retain(|c| c.bound >= least * base.cost());
+    all.retain(|c| c.bound >= least * base.whole_cost());
     all.sort_by(|a, b| b.bound.total_cmp(&a.bound));
     all
 }
@@ -79,7 +80,10 @@ impl Around<'_> {
     }
 
     fn cost(&self, collectives: &[usize]) -> f64 {
-        collectives.iter().map(|&n| self.base.collectives.list[n].step_cost()).sum()
+        // Of all blocks, whatever part of them was compiled.
+        let blocks = self.base.needed.layers as f64 / self.base.layers.max(1) as f64;
+        let each = collectives.iter().map(|&n| &self.base.collectives.list[n]);
+        each.map(|e| e.step_cost() * if e.per == LoopLevel::Block { blocks } else { 1.0 }).sum()
     }
 
     fn families(&self, collectives: &[usize]) -> BTreeSet<String> {
@@ -258,9 +262,13 @@ impl Around<'_> {
         let mut all = Vec::new();
         let kind = |kind| crate::nn::ContextParallelPolicy { kind, ..crate::nn::ContextParallelPolicy::default() };
         // On n devices, an all-to-all of tokens for heads moves 2 / n of what gathering keys and values does, so the way
-        // back cannot gain. A ring moves as much as gathering, over one link instead of two.
+        // back cannot gain. A ring moves as much as gathering: over one link of a torus instead of two, so it is tried behind
+        // a switch.
         if now.kind != ContextParallelKind::Ulysses {
             all.push(with("kind: ulysses", kind(ContextParallelKind::Ulysses)));
+        }
+        if now.kind != ContextParallelKind::Ring && !self.base.target.starts_with("tpu:") {
+            all.push(with("kind: ring", kind(ContextParallelKind::Ring)));
         }
         if matches!(now.kind, ContextParallelKind::Ring | ContextParallelKind::Hybrid) {
             all.push(with("kind: gather_kv", kind(ContextParallelKind::GatherKv)));
@@ -342,6 +350,10 @@ mod tests {
         let mut full = base(&path, 3.0);
         full.memory.capacity = Some(89);
         assert!(!changes(&full).iter().any(|c| c.0.contains("*ff*") || c.0.contains("without")));
+        // Of a block they count as often as the model has blocks.
+        let mut deep = base(&path, 3.0);
+        deep.needed.layers = 16 * deep.layers;
+        assert_eq!(changes(&deep)[0], named("rules: without embed", 16.0 * 5.5, 3));
         // Without the rule its overrides are empty.
         let without = candidates(&source, &base(&path, 3.0), 0.01).remove(0).layout;
         assert_eq!(

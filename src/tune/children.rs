@@ -91,6 +91,14 @@ pub(crate) fn run_tasks(
     })
 }
 
+/// Start of the error of a command that was ended at its limit.
+const TIMED_OUT: &str = "timed out after ";
+
+/// Whether an error says nothing of what was run: it may be quicker on another day.
+pub(super) fn is_no_answer(error: &str) -> bool {
+    error.starts_with(TIMED_OUT)
+}
+
 /// Runs one command to its end or its limit.
 fn run(binary: &Path, command: &[String], variable: &Variable, limit: Duration) -> Result<TaskResult> {
     let fail = || |source| TuneError::Start { path: binary.into(), source };
@@ -127,7 +135,7 @@ fn run(binary: &Path, command: &[String], variable: &Variable, limit: Duration) 
     let error = match status {
         Some(status) if status.success() && result.is_some() => None,
         Some(status) => Some(message(&log, status)),
-        None => Some(format!("timed out after {:.0} s", limit.as_secs_f64())),
+        None => Some(format!("{TIMED_OUT}{:.0} s", limit.as_secs_f64())),
     };
     let interrupted = |s: &ExitStatus| s.signal().is_some_and(|n| [SIGINT, SIGTERM, SIGKILL].contains(&n));
     // A timeout is no crash: it may be quicker on another day.
@@ -174,6 +182,7 @@ mod tests {
         let message = |n: usize| all[n].1.error.clone().unwrap();
         assert!(message(2).contains("signal: 6"), "{}", message(2));
         assert_eq!(message(3), "timed out after 5 s");
+        assert_eq!([1, 2, 3].map(|n| is_no_answer(&message(n))), [false, false, true]);
         // What the user ends, or takes too long, says nothing of the case.
         assert_eq!(all.iter().map(|(_, done)| done.crashed).collect::<Vec<_>>(), [false, false, true, false, false]);
     }

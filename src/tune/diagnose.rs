@@ -59,7 +59,7 @@ pub(crate) struct Suggestion {
     pub(crate) trade_off: TradeOff,
     /// Number of tensor families that it reaches.
     pub(crate) families: usize,
-    /// Milliseconds per step before and after; received bytes where the chip is unknown.
+    /// Milliseconds per step of all blocks before and after; received bytes where the chip is unknown.
     pub(crate) cost: [f64; 2],
     /// Bytes of collectives per block before and after.
     pub(crate) block_bytes: [f64; 2],
@@ -173,7 +173,7 @@ fn suggestion(candidate: &Candidate, base: &CompileReport, f: &CompileReport) ->
         change: candidate.change.clone(),
         trade_off: trade_off(base, f, &difference),
         families: candidate.families,
-        cost: [base.cost(), f.cost()],
+        cost: [base.whole_cost(), f.whole_cost()],
         block_bytes: [base.collectives.per_layer_bytes, f.collectives.per_layer_bytes],
         difference,
         collectives: candidate.collectives.iter().map(|n| n + 1).collect(),
@@ -185,7 +185,7 @@ fn suggestion(candidate: &Candidate, base: &CompileReport, f: &CompileReport) ->
 fn trade_off(base: &CompileReport, f: &CompileReport, difference: &Difference) -> TradeOff {
     let least = MIN_GAIN * base.collectives.per_step_bytes;
     let grown = difference.by_kind().into_iter().any(|(_, bytes)| bytes > least);
-    match (grown, f.needed.bytes as f64 > base.needed.bytes as f64 * (1.0 + MIN_GAIN)) {
+    match (grown, f.device_bytes() as f64 > base.device_bytes() as f64 * (1.0 + MIN_GAIN)) {
         (true, _) => TradeOff::OtherCollectives,
         (false, true) => TradeOff::Memory,
         (false, false) => TradeOff::None,

@@ -11,7 +11,7 @@ use super::diagnose::{Diagnosis, Suggestion};
 use crate::analysis::Predicted;
 
 /// Version of the report's form; it grows when a key is renamed, removed or given another meaning.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// Collectives of a program with their reasons, and the layout changes that were tried.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]

@@ -21,10 +21,11 @@ pub(crate) fn diagnosis_text(diagnosis: &Diagnosis, only: Option<usize>) -> Stri
     // Writing to a string cannot fail.
     let _ = writeln!(
         out,
-        "{}, layout {}: {} per step of {} blocks, {:.1} MB of collectives per block, {memory:.2}{capacity} GiB per device\n",
+        "{}, layout {}: {} per step of {} blocks by {} compiled, {:.1} MB of collectives per block, {memory:.2}{capacity} GiB per device\n",
         base.target,
         base.layout,
-        base.cost_unit().text(base.cost()),
+        base.cost_unit().text(base.whole_cost()),
+        base.needed.layers,
         base.layers,
         base.collectives.per_layer_bytes / MB
     );

@@ -7,7 +7,7 @@ use indexmap::IndexMap;
 use serde_json::{Value, json};
 
 use super::case_result::{CaseResult, stem};
-use super::children::{Task, TaskResult, Variable, run_tasks};
+use super::children::{Task, TaskResult, Variable, is_no_answer, run_tasks};
 use super::compile_report::CompileReport;
 use super::compiler::{CompileTask, Compiler, digest};
 use super::error::Result;
@@ -251,7 +251,8 @@ pub fn experiment(file: &Experiment, options: &Options) -> Result<Vec<CaseResult
 }
 
 fn is_known(results: &Store, task: &Task, options: &Options) -> bool {
-    results.get(&task.key).is_some_and(|r| r.error.is_none() || !options.retry)
+    let is_final = |error: &String| !options.retry && !is_no_answer(error);
+    results.get(&task.key).is_some_and(|r| r.error.as_ref().is_none_or(is_final))
 }
 
 /// Runs tasks without a known result; `programs` are the keys of what they run, if given.

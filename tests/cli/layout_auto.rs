@@ -78,4 +78,7 @@ fn check_names_a_layout_that_is_faster_by_a_twentieth() {
     assert_eq!(check(layout, mesh)["faster"], Value::Null);
     assert!(more < cost / 0.95, "{auto}");
     assert_eq!(check(other, its_mesh)["faster"], Value::Null);
+    // On a mesh that is asked for, as a run takes it.
+    let auto = check("auto", "tensor=4")["auto"].to_string();
+    assert!(auto.contains("layout auto: tensor (tensor=4)") || auto.contains(" (tensor=4), "), "{auto}");
 }

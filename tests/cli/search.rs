@@ -187,6 +187,16 @@ fn mistakes_are_one_line() {
     let message = fail(&["--search", "--target", "tpu:v9:2x2", "-c", "ltx2"]);
     assert!(message.starts_with("error: --target: target 'tpu:v9:2x2': unknown chip 'v9'"), "{message}");
     assert_eq!(message.trim().lines().count(), 1, "{message}");
+    // A configuration names the chip as `--chip` does.
+    let a100 = ["--search", "--target", "cuda:a100:1x1x2", "-c", "nano_2_0", "--layout", "auto"];
+    assert!(fail(&a100).contains("unknown chip 'a100'"));
+    let message = fail(&[&a100[..], &["--set", "runtime.chip_file=examples/chips/a100.toml"]].concat());
+    assert!(message.starts_with("error: --layout auto: a search tries the shipped layouts anyway"), "{message}");
+    let yaml = dir.path().join("chips.yml");
+    let cases = "config: nano_2_0\nset: [model.path=nano, runtime.chip_file=nowhere.toml]\nlayouts: [cfg]\ntargets: ['cpu:2']\n";
+    std::fs::write(&yaml, cases).expect("written");
+    let message = fail(&[yaml.to_str().expect("UTF-8")]);
+    assert!(message.starts_with("error: runtime.chip_file = nowhere.toml (--set): nowhere.toml: "), "{message}");
     let message = fail(&["--search", "--target", "tpu:v5p:2x2x1:2", "-c", "ltx2"]);
     assert!(message.starts_with("error: --target tpu:v5p:2x2x1:2: a search is for one slice"), "{message}");
     assert_eq!(message.trim().lines().count(), 1, "{message}");

@@ -90,6 +90,9 @@ pub enum ChipError {
     /// A file with an unknown, missing or mistyped key, which the message names.
     #[error("{0}: {1}")]
     Parse(String, String),
+    /// A figure of a file that is none of a device.
+    #[error("{0}: {1} is {2}, not a finite number above 0")]
+    Figure(String, &'static str, f64),
     /// A device that no embedded file names.
     #[error("no chip file is known of the device '{0}' (known: {known}): name one with --chip FILE", known = known())]
     Device(String),
@@ -144,11 +147,46 @@ impl Chip {
     /// A chip from a TOML file in the form of those in `chips/`.
     ///
     /// # Errors
-    /// A file that cannot be read; an unknown, missing or mistyped key, with its name.
+    /// A file that cannot be read; an unknown, missing or mistyped key, with its name; a figure that is not above 0.
     pub fn read(path: &Path) -> Result<Chip, ChipError> {
         let name = path.display().to_string();
         let text = std::fs::read_to_string(path).map_err(|e| ChipError::Read(name.clone(), e))?;
-        toml::from_str(&text).map_err(|e| ChipError::Parse(name, e.message().into()))
+        let chip: Chip = toml::from_str(&text).map_err(|e| ChipError::Parse(name.clone(), e.message().into()))?;
+        let wrong = chip.figures().into_iter().find(|(_, figure)| !(figure.is_finite() && *figure > 0.0));
+        wrong.map_or(Ok(chip), |(key, figure)| Err(ChipError::Figure(name, key, figure)))
+    }
+
+    /// Figures that everything is divided by, with their keys.
+    fn figures(&self) -> Vec<(&'static str, f64)> {
+        let mut all = vec![
+            ("capacity", self.capacity as f64),
+            ("peak_bf16", self.peak_bf16),
+            ("peak_fp8", self.peak_fp8),
+            ("bandwidth", self.bandwidth),
+        ];
+        all.extend(self.peak_int8.map(|peak| ("peak_int8", peak)));
+        all.extend(self.peak_f32.map(|peak| ("peak_f32", peak)));
+        match self.links {
+            Links::Torus { bandwidth } => all.push(("links.torus.bandwidth", bandwidth)),
+            Links::Switch { bandwidth, network, devices_per_host } => all.extend([
+                ("links.switch.bandwidth", bandwidth),
+                ("links.switch.network", network),
+                ("links.switch.devices_per_host", devices_per_host as f64),
+            ]),
+        }
+        if let Some(c) = &self.calibration {
+            all.extend([("calibration.bandwidth", c.bandwidth), ("calibration.matmul.rate", c.matmul.rate)]);
+            all.extend(c.attention.map(|attention| ("calibration.attention.rate", attention.rate)));
+            all.extend(c.collectives.iter().map(|of| ("calibration.collectives.cost.rate", of.cost.rate)));
+        }
+        all
+    }
+
+    /// Factor by which attention is faster than other matmuls; 1 where it is slower.
+    #[must_use]
+    pub fn attention_speed(&self) -> f64 {
+        let rates = self.calibration.as_ref().and_then(|c| Some((c.attention?.rate, c.matmul.rate)));
+        rates.map_or(1.0, |(attention, matmul)| (attention / matmul).max(1.0))
     }
 
     /// The embedded chip of a device, by its plugin's name of it.
@@ -306,6 +344,10 @@ mod tests {
             ("bandwidth = 8", "bandwith = 8", "`bandwith`"),
             ("peak_fp8", "#", "`peak_fp8`"),
             ("[links.torus]", "[links.ring]", "`ring`"),
+            ("bandwidth = 8", "bandwidth = -8", "bandwidth is -"),
+            ("bandwidth = 8", "bandwidth = nan # 8", "bandwidth is NaN, not a finite number above 0"),
+            ("peak_bf16 = ", "peak_bf16 = 0 # ", "peak_bf16 is 0, not"),
+            ("capacity = ", "capacity = -5 # ", "capacity is -5, not"),
         ];
         for (old, new, key) in mistakes {
             let message = read(&text.replacen(old, new, 1)).unwrap_err();

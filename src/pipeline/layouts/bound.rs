@@ -70,7 +70,8 @@ pub fn bound(
         chip.link_seconds(d.kind, d.wire, &groups)
     };
     let read: f64 = weights(network).map(|p| size(&p.ty, &computed(p, layout), mesh) * times(p, blocks)).sum();
-    let flops = KEPT * flops / parts.max(1) as f64;
+    // At the rate of matmuls or of attention, whichever is higher: a bound from below.
+    let flops = KEPT * flops / parts.max(1) as f64 / chip.attention_speed();
     let of = |types: Quantization| if types == quantization { flops } else { 0.0 };
     let (fp8, int8) = (of(Quantization::Fp8), of(Quantization::Int8 { activations: true }));
     let work = chip.op_time(Work { flops, fp8, int8, bytes: read, ..Work::default() });

@@ -125,11 +125,15 @@ pub(crate) fn faster(config: &Config, devices: Devices) -> Result<Option<String>
     let Ok((own, _)) = estimator.estimate(&point) else { return Ok(None) };
     let ranking = ranking_by(&estimator, config, None)?;
     let best = &ranking.first;
-    let saved = 1.0 - best.cost / own.cost;
-    Ok((best.fits && saved > WORTH_NAMING && own.cost > 0.0).then(|| {
+    Ok(saved(own.cost, best.cost).filter(|_| best.fits).map(|saved| {
         let (own, best) = (ranking.said(&own), ranking.said(best));
         format!("layout {own} predicted; {best} would save {:.0} %", saved * 100.0)
     }))
+}
+
+/// Fraction of its own cost that a layout would save by the best; none where that is not worth naming.
+fn saved(own: f64, best: f64) -> Option<f64> {
+    (own > 0.0).then(|| 1.0 - best / own).filter(|saved| *saved > WORTH_NAMING)
 }
 
 #[cfg(test)]
@@ -294,6 +298,15 @@ mod tests {
         assert_eq!(mesh, "cfg=2,context=2", "{line}");
         let (layout, _, line) = first(&[], "cuda", "NVIDIA X1", 2);
         assert!(layout == "cfg" && line.contains("MB received"), "{line}");
+    }
+
+    #[test]
+    fn more_than_five_percent_are_worth_naming() {
+        assert_eq!(
+            [(100.0, 95.1), (100.0, 100.0), (100.0, 120.0), (0.0, 0.0)].map(|(own, best)| saved(own, best)),
+            [None; 4]
+        );
+        assert!(saved(100.0, 94.9).is_some_and(|saved| (saved - 0.051).abs() < 1e-9));
     }
 
     #[test]

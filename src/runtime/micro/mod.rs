@@ -103,11 +103,11 @@ const KINDS: [CollectiveKind; 5] = [
     CollectiveKind::CollectivePermute,
 ];
 
-/// Times everything, `runs` times each; seconds of a turn of an empty loop, and the samples.
-pub(crate) fn micro(engine: &Engine, runs: usize) -> Result<(f64, Vec<Sample>), RuntimeError> {
+/// Times everything, `runs` times each, on devices of a chip; seconds of a turn of an empty loop, and the samples.
+pub(crate) fn micro(engine: &Engine, chip: Option<&Chip>, runs: usize) -> Result<(f64, Vec<Sample>), RuntimeError> {
     let sizes = Sizes::of(engine.platform());
-    let (turn, kernels) = kernels(engine, runs)?;
-    let clock = Clock { engine, runs, turn };
+    let (turn, kernels) = kernels(engine, chip, runs)?;
+    let clock = Clock { engine, chip, runs, turn };
     let mut samples = vec![kernels];
     for micro in programs(engine, &sizes)? {
         samples.extend(clock.time(&micro)?);
@@ -153,10 +153,10 @@ fn programs(engine: &Engine, sizes: &Sizes) -> Result<Vec<Micro>, RuntimeError> 
 }
 
 /// A turn of an empty loop, and a kernel: of two programs that differ in kernels alone.
-fn kernels(engine: &Engine, runs: usize) -> Result<(f64, Sample), RuntimeError> {
+fn kernels(engine: &Engine, chip: Option<&Chip>, runs: usize) -> Result<(f64, Sample), RuntimeError> {
     const FEW: usize = 8;
     const MANY: usize = 72;
-    let clock = Clock { engine, runs, turn: 0.0 };
+    let clock = Clock { engine, chip, runs, turn: 0.0 };
     let of = |operations: usize| -> Result<f64, RuntimeError> {
         let micro = programs::kernel(operations)?;
         let (executable, operands) = clock.ready(&micro)?;
@@ -183,6 +183,7 @@ fn kernels(engine: &Engine, runs: usize) -> Result<(f64, Sample), RuntimeError> 
 
 struct Clock<'a> {
     engine: &'a Engine,
+    chip: Option<&'a Chip>,
     runs: usize,
     /// Seconds of a turn of an empty loop.
     turn: f64,
@@ -242,8 +243,7 @@ impl Clock<'_> {
         };
         let read = executable.compiled().optimized_program().ok();
         let read = read.and_then(|o| Module::decode(&o.format, &o.bytes).ok());
-        let chip = Chip::of_device(self.engine.own_device().kind()).ok();
-        let Some(read) = read.map(|m| report(&m, &executable.mesh().axes, &[], chip)) else {
+        let Some(read) = read.map(|m| report(&m, &executable.mesh().axes, &[], self.chip)) else {
             tracing::warn!("{name}: left out: the plugin does not show its program");
             return Ok(None);
         };

@@ -231,14 +231,9 @@ impl CompileReport {
         (self.flops + more * self.per_layer.flops, self.bytes_accessed + more * self.per_layer.bytes_accessed)
     }
 
-    /// Unit of [`Self::cost`].
+    /// Unit of [`Self::whole_cost`].
     pub(crate) fn cost_unit(&self) -> CostUnit {
         if self.predicted_ms.is_some() { CostUnit::Milliseconds } else { CostUnit::ReceivedBytes }
-    }
-
-    /// Cost of a step of the compiled blocks: predicted milliseconds; received bytes where the chip is unknown.
-    pub(crate) fn cost(&self) -> f64 {
-        self.predicted_ms.map_or(self.collectives.per_step_wire_bytes, |p| p.step)
     }
 
     /// Cost of a step with all blocks: predicted milliseconds; received bytes where the chip is unknown.

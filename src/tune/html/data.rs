@@ -152,7 +152,7 @@ impl<'a> Changes<'a> {
     fn of(d: &'a Diagnosis) -> Self {
         Changes {
             unit: d.base.cost_unit(),
-            layers: d.base.layers,
+            layers: d.base.needed.layers,
             min_gain: MIN_GAIN,
             suggestions: d.suggestions.iter().map(|s| Ranked { gain: s.gain(), suggestion: s }).collect(),
             no_gain: d.no_gain.iter().map(|(change, gain)| NoGain { change, gain: *gain }).collect(),

@@ -147,8 +147,8 @@ fn suggestion(change: &str, trade_off: TradeOff, before: f64, gain: f64, memory:
 /// Diagnosis whose costs have the unit of its base.
 fn diagnosis(row: &CaseResult) -> GroupDiagnosis {
     let base = row.report.clone().expect("a case that compiled");
-    let cost = base.cost().max(1e7);
-    let cost = if base.predicted_ms.is_some() { base.cost() } else { cost };
+    let cost = base.whole_cost();
+    let cost = if base.predicted_ms.is_some() { cost } else { cost.max(1e7) };
     let suggestions = vec![
         suggestion("rules: drop mlp: fsdp", TradeOff::None, cost, 0.214, 0.0),
         suggestion("tensors: transformer.*attn*: embed: none", TradeOff::Memory, cost, 0.071, 1.4),
