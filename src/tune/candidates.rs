@@ -262,13 +262,10 @@ impl Around<'_> {
         let mut all = Vec::new();
         let kind = |kind| crate::nn::ContextParallelPolicy { kind, ..crate::nn::ContextParallelPolicy::default() };
         // On n devices, an all-to-all of tokens for heads moves 2 / n of what gathering keys and values does, so the way
-        // back cannot gain. A ring moves as much as gathering: over one link of a torus instead of two, so it is tried behind
-        // a switch.
+        // back cannot gain. A ring moves as much as gathering, over one link of a torus instead of two; behind a switch it may
+        // gain, which a search finds: here it would hide the rule that is wrong.
         if now.kind != ContextParallelKind::Ulysses {
             all.push(with("kind: ulysses", kind(ContextParallelKind::Ulysses)));
-        }
-        if now.kind != ContextParallelKind::Ring && !self.base.target.starts_with("tpu:") {
-            all.push(with("kind: ring", kind(ContextParallelKind::Ring)));
         }
         if matches!(now.kind, ContextParallelKind::Ring | ContextParallelKind::Hybrid) {
             all.push(with("kind: gather_kv", kind(ContextParallelKind::GatherKv)));
