@@ -163,19 +163,8 @@ fn run_search(args: &Args, mut options: Options) -> anyhow::Result<()> {
     let s = &args.search;
     let name = s.target.clone().expect("--search requires --target");
     let given = args.config.given();
-    take_chip(&load(&given)?.config, &mut options)?;
-    let options = &options;
-    let target = target(&name, options.chip.as_ref().map(|(_, chip)| chip))?;
-    if s.memory_fit && target.chip().is_none() {
-        return Err(usage(crate::tune::TuneError::Capacity(name)));
-    }
-    // Before any device is opened.
     let case = |shape: &String| Case { shape: Some(shape.clone()), ..Case::default() };
     s.shape.iter().try_for_each(|shape| case(shape).size_settings().map(drop))?;
-    s.layout.iter().try_for_each(|layout| read_layout_source(layout).map(drop))?;
-    if s.layout.iter().any(|layout| layout == AUTO) {
-        return Err(UsageError("--layout auto: a search tries the shipped layouts anyway; name a file".into()).into());
-    }
     let (mut shapes, mut videos) = (s.shape.clone(), s.videos.clone());
     shapes.sort();
     shapes.dedup();
@@ -185,6 +174,17 @@ fn run_search(args: &Args, mut options: Options) -> anyhow::Result<()> {
     let mut sized = given.clone();
     sized.set.extend(shapes.first().map(|shape| case(shape).size_settings()).transpose()?.unwrap_or_default());
     let config = load(&sized)?.config;
+    take_chip(&config, &mut options)?;
+    let options = &options;
+    let target = target(&name, options.chip.as_ref().map(|(_, chip)| chip))?;
+    if s.memory_fit && target.chip().is_none() {
+        return Err(usage(crate::tune::TuneError::Capacity(name)));
+    }
+    // Before any device is opened.
+    s.layout.iter().try_for_each(|layout| read_layout_source(layout).map(drop))?;
+    if s.layout.iter().any(|layout| layout == AUTO) {
+        return Err(UsageError("--layout auto: a search tries the shipped layouts anyway; name a file".into()).into());
+    }
     prepare_tpus(&config, std::slice::from_ref(&name))?;
     let blocks = Programs::of(&config, None)?.layers();
     let request = SearchRequest {

@@ -83,9 +83,7 @@ impl Folder {
     /// Removes the entries of a program.
     fn remove_entries(&self, cache: &str, program: &str) {
         for entry in self.names(cache)[0].iter().map(|name| self.path(cache).join(name)) {
-            let bytes = std::fs::read(&entry).expect("an entry");
-            let header = bytes.split(|b| *b == b'\n').next().expect("a line");
-            if serde_json::from_slice::<Value>(header).expect("a header")["name"] == program {
+            if support::header(&entry)["name"] == program {
                 std::fs::remove_file(entry).expect("removed");
             }
         }

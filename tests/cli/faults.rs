@@ -325,9 +325,7 @@ fn entries(cache: &Path) -> Vec<PathBuf> {
 fn without_program(cache: &Path) {
     let before = entries(cache);
     for path in &before {
-        let bytes = fs::read(path).expect("an entry");
-        let header = bytes.split(|byte| *byte == b'\n').next().expect("a line");
-        if serde_json::from_slice::<Value>(header).is_ok_and(|header| header["name"] == COMPILED) {
+        if support::header(path)["name"] == COMPILED {
             fs::remove_file(path).expect("removed");
         }
     }

@@ -75,22 +75,27 @@ pub fn programs() -> PathBuf {
 pub fn copy_programs(cache: &Path, programs_of_run: &serde_json::Value, but: &[&str]) {
     std::fs::create_dir(cache).expect("a folder");
     let entries = std::fs::read_dir(programs()).expect("programs").map(|entry| entry.expect("an entry").path());
-    let mut by_options: BTreeMap<String, BTreeMap<String, PathBuf>> = BTreeMap::new();
+    let mut by_options: BTreeMap<String, (BTreeMap<String, PathBuf>, usize)> = BTreeMap::new();
     for entry in entries.filter(|path| path.extension().is_some_and(|end| end == "pjrt")) {
-        // Another process may be writing one.
-        let Ok(bytes) = std::fs::read(&entry) else { continue };
-        let header = bytes.split(|byte| *byte == b'\n').next().unwrap_or_default();
-        let header: serde_json::Value = serde_json::from_slice(header).unwrap_or_default();
+        let header = header(&entry);
         let [name, options] = ["name", "options"].map(|key| header[key].as_str().unwrap_or_default().to_string());
-        if !but.contains(&name.as_str()) && programs_of_run[&name] == header["program"] {
-            by_options.entry(options).or_default().insert(name, entry);
+        let (of_run, all) = by_options.entry(options).or_default();
+        *all += 1;
+        if !name.is_empty() && !but.contains(&name.as_str()) && programs_of_run[&name] == header["program"] {
+            of_run.insert(name, entry);
         }
     }
-    // Some tests compile a few of them with other options: the run's are those that most have.
-    let of_run = by_options.into_values().max_by_key(BTreeMap::len).unwrap_or_default();
+    // Some tests compile them with other options: the run's are those that most have, here and of all entries.
+    let of_run = by_options.into_values().max_by_key(|(of_run, all)| (of_run.len(), *all)).unwrap_or_default().0;
     for entry in of_run.into_values() {
         std::fs::copy(&entry, cache.join(entry.file_name().expect("a name"))).expect("copied");
     }
+}
+
+/// First line of an entry of the compile cache; nothing of one that another process takes away.
+pub fn header(entry: &Path) -> serde_json::Value {
+    let bytes = std::fs::read(entry).unwrap_or_default();
+    serde_json::from_slice(bytes.split(|byte| *byte == b'\n').next().unwrap_or_default()).unwrap_or_default()
 }
 
 /// The folder of optimized modules that tests share which are not about such folders.

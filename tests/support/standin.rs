@@ -132,13 +132,9 @@ pub fn programs_but(program: &str, folder: &Path) {
     fs::create_dir(folder).expect("a folder");
     let entries: Vec<PathBuf> =
         fs::read_dir(programs()).expect("programs").map(|e| e.expect("an entry").path()).collect();
-    let of_program = |entry: &Path| {
-        let bytes = fs::read(entry).expect("an entry");
-        let header = bytes.split(|byte| *byte == b'\n').next().expect("a line");
-        serde_json::from_slice::<serde_json::Value>(header).is_ok_and(|header| header["name"] == program)
-    };
     let compiled = |entry: &&PathBuf| entry.extension().is_some_and(|end| end == "pjrt");
-    let (left_out, linked): (Vec<_>, Vec<_>) = entries.iter().filter(compiled).partition(|entry| of_program(entry));
+    let (left_out, linked): (Vec<_>, Vec<_>) =
+        entries.iter().filter(compiled).partition(|entry| super::header(entry)["name"] == program);
     assert!(!left_out.is_empty(), "an entry of {program}");
     for entry in linked {
         // One that is replaced is renamed over: those of other runs stay.
