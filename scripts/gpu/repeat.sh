@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# The same request in 20 processes on one GPU, ten of them with the programs of the first, ten with empty caches (programs and
-# autotuning), AT_ONCE (5) of them beside each other: one hash of frames and of samples, or the numbers of each, and the outputs of
+# The same request in COUNT (20) processes on one GPU, half of them with the programs of the first, half with empty caches (programs
+# and autotuning), AT_ONCE (5) of them beside each other in MEMORY (0.8) of the card's: one hash of frames and of samples, or the numbers of each, and the outputs of
 # programs (`--dump`) in their order by which the cold ones differ from the first, so that the first names the program.
 #
 #     scripts/gpu/repeat.sh LTX2 OUT [CONFIG…]     by default the toy model in bf16
 set -euo pipefail
 [ $# -ge 2 ] || { sed -n '2,6s/^# //p' "$0" >&2; exit 2; }
-ltx2=$1 out=$2 count=20 at_once=${AT_ONCE:-5}
+ltx2=$1 out=$2 count=${COUNT:-20} at_once=${AT_ONCE:-5}
 shift 2
 config=("$@")
 [ $# -gt 0 ] || config=(-c configs/nano.yml --dtype bf16)
-fraction=$(python3 -c "print(0.8 / $at_once)")
+fraction=$(python3 -c "print(${MEMORY:-0.8} / $at_once)")
 mkdir -p "$out"
 rm -rf "$out"/warm "$out"/cold* "$out"/*.mp4 "$out"/*.json "$out"/*.safetensors
 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader

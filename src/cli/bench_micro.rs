@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 
 use super::generate::prepare_libtpu;
 use super::{UsageError, deliver, print};
-use crate::analysis::{AlphaBeta, Calibration, Chip, ChipError, Measurements, Microbenchmark, fit};
+use crate::analysis::{AlphaBeta, Calibration, Chip, ChipError, CollectiveKind, Measurements, Microbenchmark, fit};
 use crate::config::Config;
 use crate::perf::micro::measure;
+use crate::runtime::micro;
 
 /// Flags of microbenchmarks.
 #[derive(clap::Args, Clone, Debug, Default)]
@@ -19,6 +20,10 @@ pub(crate) struct MicroArgs {
     /// Earlier --json in place of measuring; repeatable, for several hosts
     #[arg(long, value_name = "FILE", requires = "micro")]
     pub(crate) from: Vec<PathBuf>,
+    /// Measures only these collectives: to renew a part of earlier measurements
+    #[arg(long, value_name = "KIND,…", requires = "micro", conflicts_with = "from", value_delimiter = ',',
+        value_parser = collective)]
+    pub(crate) collectives: Vec<CollectiveKind>,
     /// Chip file whose calibration is written; a new one has the data sheet of --chip, else of the device
     #[arg(long, value_name = "FILE.toml", requires = "micro")]
     pub(crate) fit: Option<PathBuf>,
@@ -28,7 +33,7 @@ pub(crate) fn run(config: &Config, args: &MicroArgs, runs: usize, json: Option<&
     let all = match args.from.as_slice() {
         [] => {
             prepare_libtpu(config);
-            vec![measure(config, runs, &typed())?]
+            vec![measure(config, runs, &args.collectives, &typed())?]
         }
         files => files.iter().map(|f| read(f)).collect::<anyhow::Result<_>>()?,
     };
@@ -53,6 +58,12 @@ pub(crate) fn run(config: &Config, args: &MicroArgs, runs: usize, json: Option<&
     print(&constants_text(&constants))?;
     tracing::info!("{} written", path.display());
     Ok(())
+}
+
+/// The collective of a name, of those that are measured.
+fn collective(name: &str) -> Result<CollectiveKind, String> {
+    let found = micro::KINDS.into_iter().find(|kind| kind.name() == name);
+    found.ok_or_else(|| format!("one of {}", micro::KINDS.map(CollectiveKind::name).join(", ")))
 }
 
 /// Command line as typed, absolute paths shortened to file names.

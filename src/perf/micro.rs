@@ -2,17 +2,18 @@
 
 use serde_json::json;
 
-use crate::analysis::{Measurements, Provenance};
+use crate::analysis::{CollectiveKind, Measurements, Provenance};
 use crate::config::Config;
 use crate::pipeline::Result;
 use crate::pipeline::setup;
 use crate::runtime::{Engine, micro, platform};
 
-/// Runs each microbenchmark `runs` times on all devices of the platform. `command` is the command line to record.
+/// Runs each microbenchmark `runs` times on all devices of the platform, or collectives of `only` these kinds. `command` is the
+/// command line to record.
 ///
 /// # Errors
 /// Unknown platform; an error of the plugin.
-pub(crate) fn measure(config: &Config, runs: usize, command: &str) -> Result<Measurements> {
+pub(crate) fn measure(config: &Config, runs: usize, only: &[CollectiveKind], command: &str) -> Result<Measurements> {
     let choice = config.platform().map_err(crate::pipeline::PipelineError::Input)?;
     let (plugin, client) = platform::open_with(&choice, &setup::platform_options(config, None)?)?;
     let versions = json!({
@@ -30,6 +31,6 @@ pub(crate) fn measure(config: &Config, runs: usize, command: &str) -> Result<Mea
     };
     // Of a device that no chip file names, attention's idle processors are not known.
     let chip = setup::chip(config, engine.own_device().kind()).ok();
-    let (iteration_seconds, samples) = micro::micro(&engine, chip.as_ref(), runs)?;
+    let (iteration_seconds, samples) = micro::micro(&engine, chip.as_ref(), runs, only)?;
     Ok(Measurements { source, platform: engine.platform().into(), iteration_seconds, samples })
 }

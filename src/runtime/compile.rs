@@ -36,7 +36,7 @@ pub fn compile_options(
     let ids = devices.iter().take(program.devices()).map(|&id| i64::from(id)).collect();
     let start = CompileOptions { devices: Some(ids), ..CompileOptions::partitioned(program.devices()) };
     let traces = if options.traceable { flags::for_traces(&toolchain.platform) } else { Vec::new() };
-    let own = flags::defaults(toolchain, program.devices()).into_iter().chain(traces);
+    let own = flags::defaults(toolchain, program).into_iter().chain(traces);
     let own = own.map(|(name, value)| (name.to_string(), value));
     let given = options.xla_flags.iter().map(|(name, value)| (name.clone(), value.clone()));
     own.chain(given).fold(start, |compile, (name, value)| compile.flag(name, value))
@@ -66,12 +66,7 @@ impl Refused {
         given: &EngineOptions,
         compile: impl Fn(&CompileOptions) -> Result<T, Error>,
     ) -> Result<Option<T>, RuntimeError> {
-        let mut options = options.clone();
-        let kept = given.compile_cache.as_deref().and_then(|folder| flags::kept_beside(&toolchain.platform, folder));
-        if let Some((name, value)) = kept {
-            options.flags.entry(name.into()).or_insert(value);
-        }
-        let options = self.without(options);
+        let options = self.without(options.clone());
         let error = match compile(&options) {
             Ok(compiled) => return Ok(Some(compiled)),
             Err(error) => error,

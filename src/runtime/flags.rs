@@ -1,8 +1,7 @@
 //! The XLA options of every compile, by platform, each with its reason. A configuration's own flags come on top.
 
-use std::path::Path;
-
 use super::plugins::Libtpu;
+use crate::hlo::Program;
 use crate::pjrt::{Client, OptionValue};
 
 /// The compiler of a platform, as far as options differ by it.
@@ -50,8 +49,8 @@ const FOR_SPEED: [&str; 16] = [
     "xla_gpu_enable_triton_gemm",
     "xla_gpu_enable_latency_hiding_scheduler",
     "xla_gpu_experimental_parallel_collective_overlap_limit",
+    "xla_gpu_collective_permute_mode",
     "xla_gpu_graph_min_graph_size",
-    "xla_gpu_per_fusion_autotune_cache_dir",
     "xla_tpu_dot_dot_fusion",
     "xla_enable_async_all_gather",
     "xla_tpu_enable_async_collective_fusion",
@@ -68,8 +67,12 @@ pub(super) fn is_for_speed(option: &str) -> bool {
     FOR_SPEED.contains(&option)
 }
 
-/// The options a toolchain's programs are compiled with for a number of devices.
-pub(crate) fn defaults(toolchain: &Toolchain, devices: usize) -> Vec<(&'static str, OptionValue)> {
+/// Bytes of a permute from which on a copy engine is faster than NCCL's kernel: it takes 37 us and 381 GB/s, NCCL 10 us and 263 GB/s, on
+/// H100s (`ltx2 bench --micro`).
+const COPIED: usize = 8 << 20;
+
+/// The options a toolchain's program is compiled with.
+pub(crate) fn defaults(toolchain: &Toolchain, program: &Program) -> Vec<(&'static str, OptionValue)> {
     let platform = toolchain.platform.as_str();
     let on = OptionValue::Bool(true);
     // Roundings that the program writes must stay: CUDA otherwise deletes f32 -> bf16 -> f32 pairs.
@@ -93,13 +96,21 @@ pub(crate) fn defaults(toolchain: &Toolchain, devices: usize) -> Vec<(&'static s
                 ("xla_gpu_force_conv_nhwc", on.clone()),
                 // cuBLAS applies biases and GELU to its sums; Triton's matmuls leave them to passes of their own.
                 ("xla_gpu_enable_triton_gemm", OptionValue::Bool(false)),
+                // The compiler takes the first of the kernels that could be, not the fastest of a measurement: a program that was
+                // compiled anew gives the bits of the last.
+                ("xla_gpu_deterministic_ops", on.clone()),
             ]);
-            if devices > 1 {
+            if program.devices() > 1 {
                 // Keys and values travel while the queries are made, both at once.
                 flags.extend([
                     ("xla_gpu_enable_latency_hiding_scheduler", on),
                     ("xla_gpu_experimental_parallel_collective_overlap_limit", OptionValue::Int(2)),
                 ]);
+            }
+            if program.largest_permute >= COPIED {
+                // Nor do copy engines take processors from the work beside it, as NCCL's kernel does.
+                let engines = OptionValue::Text("COLLECTIVES_PEER_MEMORY".into());
+                flags.push(("xla_gpu_collective_permute_mode", engines));
             }
         }
         _ => {}
@@ -140,17 +151,32 @@ pub(crate) fn for_traces(platform: &str) -> Vec<(&'static str, OptionValue)> {
     }
 }
 
-/// The options that keep the compiler's own findings in the compile cache. They change no program, so they are not part
-/// of an entry's name.
-pub(crate) fn kept_beside(platform: &str, cache: &Path) -> Option<(&'static str, OptionValue)> {
-    // Which variant of a fusion is fastest is measured once for all programs that hold it.
-    let folder = || OptionValue::Text(cache.join("autotune").to_string_lossy().into_owned());
-    (platform == "cuda").then(|| ("xla_gpu_per_fusion_autotune_cache_dir", folder()))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::hlo::{Builder, DType, Mesh, Sharding, Type};
+
+    /// A program that passes `rows` of 4 KiB to the other of two devices.
+    fn passes(rows: usize) -> Program {
+        let b = Builder::new("f").with_mesh(Mesh::new(&[("context", 2)]));
+        let x = b.argument("x", Type::new(DType::F32, [2 * rows, 1024]));
+        let split = Sharding::new(&[&["context"], &[]]);
+        let y = b.manual(&[(&x, split.clone())], &[split], |v| vec![v[0].collective_permute(&[(0, 1), (1, 0)])]);
+        b.finish(&[("y", &y[0])]).expect("builds")
+    }
+
+    #[test]
+    fn copy_engines_pass_what_is_large() {
+        let toolchain = Toolchain { platform: "cuda".into(), ..Toolchain::default() };
+        for (mebibytes, copied) in [(1, false), (8, true)] {
+            let own = defaults(&toolchain, &passes(mebibytes << 8));
+            assert_eq!(
+                own.iter().any(|(name, _)| *name == "xla_gpu_collective_permute_mode"),
+                copied,
+                "{mebibytes} MiB"
+            );
+        }
+    }
 
     #[test]
     fn what_numbers_rest_on_is_never_left_out() {
@@ -161,12 +187,14 @@ mod tests {
         };
         let each = [("cpu", "cpu"), ("cuda", "NVIDIA H200"), ("tpu", "TPU v5"), ("tpu", "TPU v6 lite")];
         let all = each.into_iter().flat_map(|(platform, kind)| {
-            let own = defaults(&toolchain(platform, kind), 2).into_iter().chain(for_traces(platform));
-            own.chain(kept_beside(platform, Path::new("cache"))).map(|(name, _)| name)
+            let own = defaults(&toolchain(platform, kind), &passes(2048)).into_iter().chain(for_traces(platform));
+            own.map(|(name, _)| name)
         });
         let all: std::collections::BTreeSet<&str> = all.collect();
         let needed: Vec<&&str> = all.iter().filter(|name| !is_for_speed(name)).collect();
-        assert_eq!(needed, [&"xla_allow_excess_precision", &"xla_cpu_experimental_ynn_fusion_type"]);
+        let numbers =
+            ["xla_allow_excess_precision", "xla_cpu_experimental_ynn_fusion_type", "xla_gpu_deterministic_ops"];
+        assert_eq!(needed, numbers.each_ref());
         assert!(FOR_SPEED.iter().all(|name| all.contains(name)), "no option is listed that is not given");
     }
 
@@ -175,7 +203,8 @@ mod tests {
     fn no_platform_takes_a_written_rounding_away() {
         for platform in ["cpu", "cuda", "tpu"] {
             let toolchain = Toolchain { platform: platform.into(), ..Toolchain::default() };
-            let flag = defaults(&toolchain, 2).into_iter().find(|(name, _)| *name == "xla_allow_excess_precision");
+            let flag =
+                defaults(&toolchain, &passes(1)).into_iter().find(|(name, _)| *name == "xla_allow_excess_precision");
             assert_eq!(flag.map(|(_, value)| value), Some(OptionValue::Bool(false)), "{platform}");
         }
     }

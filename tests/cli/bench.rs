@@ -392,6 +392,20 @@ fn small_programs_are_timed_and_fitted() {
     let product = of("product")[0];
     assert_eq!(product["flops"].as_f64(), Some(2.0 * 128.0 * 128.0 * 256.0));
 
+    // One kind alone, for a calibration that has the rest.
+    let again = dir.path().join("again.json");
+    let mine = path(&again);
+    let only = |kinds: &str| ltx2(dir.path(), &[&flags[..8], &["--json", &mine, "--collectives", kinds]].concat());
+    let out = only("all-gather");
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    let found = json(&again);
+    let samples = found["samples"].as_array().expect("a list");
+    assert!(samples.len() <= 2 && samples.iter().all(|s| s["kind"] == "all-gather"), "{found}");
+    assert_eq!(samples.len() + text(&out.stderr).matches("less than the clock can tell").count(), 2, "{found}");
+    let out = only("gather");
+    assert_eq!(out.status.code(), Some(2));
+    assert!(text(&out.stderr).contains("one of all-gather, all-reduce"), "{}", text(&out.stderr));
+
     // No chip is of this device, and another's data sheet is not taken for it.
     let fit = |more: &[&str]| {
         let from = ["bench", "--micro", "--from", &path(&measured), "--fit", &path(&fitted)];

@@ -81,6 +81,8 @@ pub(super) struct State {
     pub mesh: Option<Mesh>,
     /// FLOPs of matmuls so far.
     pub dot_flops: f64,
+    /// Bytes of the largest collective permute so far.
+    pub largest_permute: usize,
     regions: Vec<Region>,
     next_name: usize,
     next_region: usize,
@@ -117,6 +119,7 @@ impl Builder {
             mixed_precision_dot: true,
             mesh: None,
             dot_flops: 0.0,
+            largest_permute: 0,
             regions: vec![Region { id: 0, kind: RegionKind::Isolated, text: String::new() }],
             next_name: 0,
             next_region: 1,
@@ -399,7 +402,14 @@ impl Builder {
         text.push_str(&format!("  func.func public @main({arguments}) -> ({returned}) {{\n"));
         text.push_str(&s.regions[0].text);
         text.push_str(&format!("    return {names} : {types}\n  }}\n}}\n"));
-        Ok(Program { text, arguments: s.arguments.clone(), results: outputs, mesh, dot_flops: s.dot_flops })
+        Ok(Program {
+            text,
+            arguments: s.arguments.clone(),
+            results: outputs,
+            mesh,
+            dot_flops: s.dot_flops,
+            largest_permute: s.largest_permute,
+        })
     }
 
     /// Donates an argument's memory to result number `result`.

@@ -95,7 +95,8 @@ impl Sizes {
     }
 }
 
-const KINDS: [CollectiveKind; 5] = [
+/// The kinds that are measured.
+pub(crate) const KINDS: [CollectiveKind; 5] = [
     CollectiveKind::AllGather,
     CollectiveKind::AllReduce,
     CollectiveKind::ReduceScatter,
@@ -103,13 +104,20 @@ const KINDS: [CollectiveKind; 5] = [
     CollectiveKind::CollectivePermute,
 ];
 
-/// Times everything, `runs` times each, on devices of a chip; seconds of a turn of an empty loop, and the samples.
-pub(crate) fn micro(engine: &Engine, chip: Option<&Chip>, runs: usize) -> Result<(f64, Vec<Sample>), RuntimeError> {
+/// Times everything, or collectives of `only` these kinds, `runs` times each, on devices of a chip; seconds of a turn of an empty
+/// loop, and the samples.
+pub(crate) fn micro(
+    engine: &Engine,
+    chip: Option<&Chip>,
+    runs: usize,
+    only: &[CollectiveKind],
+) -> Result<(f64, Vec<Sample>), RuntimeError> {
     let sizes = Sizes::of(engine.platform());
     let (turn, kernels) = kernels(engine, chip, runs)?;
     let clock = Clock { engine, chip, runs, turn };
-    let mut samples = vec![kernels];
-    for micro in programs(engine, &sizes)? {
+    let mut samples = Vec::from_iter(only.is_empty().then_some(kernels));
+    let wanted = |micro: &Micro| only.is_empty() || micro.collective.is_some_and(|kind| only.contains(&kind));
+    for micro in programs(engine, &sizes)?.into_iter().filter(wanted) {
         samples.extend(clock.time(&micro)?);
     }
     Ok((turn, samples))
