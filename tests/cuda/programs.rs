@@ -131,4 +131,8 @@ fn a_ring_of_two_is_two_calls_of_cudnn_and_no_loop() {
     // Keys and values.
     assert_eq!(permutes.len(), 2 * BLOCKS);
     assert!(permutes.iter().all(|c| c.asynchronous && c.overlapped), "{permutes:?}");
+    // By copy engines: the wrapped operation, or its start.
+    let passes = all.iter().filter(|i| i.opcode.starts_with("collective-permute") && !i.opcode.ends_with("done"));
+    let engines = passes.filter(|i| i.config.contains("COLLECTIVES_PEER_MEMORY")).count();
+    assert_eq!(engines, 2 * BLOCKS);
 }
