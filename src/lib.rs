@@ -39,6 +39,7 @@ pub use ltx2_xla_analysis as analysis;
 pub use ndarray;
 
 pub mod av;
+mod contained;
 mod defaults;
 pub(crate) mod failpoint;
 mod host;

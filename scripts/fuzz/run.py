@@ -5,7 +5,7 @@ processor time, and measures which lines of its own files its corpus reaches. Wr
     scripts/fuzz/run.py [READER ...] [--runs N] [--seconds S] [--no-lines] [--write FILE]
 
 Needs the nightly toolchain with llvm-tools, and cargo-fuzz. Figures are kept in target/fuzz: a reader that is not run this time
-keeps its row.
+keeps its row; one without figures keeps that of the page.
 """
 
 import argparse
@@ -133,8 +133,8 @@ def reached(figures):
     return 1 - sum(len(none) for _, none in figures["lines"].values()) / all_lines
 
 
-def table():
-    """The page."""
+def table(earlier):
+    """The page; rows of readers without figures are those of the earlier one."""
     page = [
         "# Fuzzing",
         "",
@@ -151,7 +151,9 @@ def table():
     for reader in READERS:
         kept = FIGURES / f"{reader}.json"
         if not kept.exists():
-            page.append(f"| `{reader}` | not run | | | | |")
+            own = [line for line in earlier if line.startswith((f"| `{reader}` |", f"- `{reader}`: "))]
+            page += own[:1] or [f"| `{reader}` | not run | | | | |"]
+            rest += own[1:]
             continue
         figures = json.loads(kept.read_text())
         part = f"{reached(figures):.0%}" if figures["lines"] else "not measured"
@@ -187,7 +189,7 @@ def main():
         figures = {"runs": runs, "seconds": seconds, "edges": edges, "lines": {} if given.no_lines else lines(reader)}
         figures["date"] = datetime.date.today().isoformat()
         (FIGURES / f"{reader}.json").write_text(json.dumps(figures))
-        given.write.write_text(table())
+        given.write.write_text(table(given.write.read_text().splitlines() if given.write.exists() else []))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ ltx2=$(realpath "$1") out=$2 part=$3
 root=$(cd "$(dirname "$0")/../.." && pwd)
 mkdir -p "$out" && out=$(realpath "$out")
 gpus=$(nvidia-smi -L | wc -l)
-# What the compiler measures for one case holds for the next; programs are large, and stay out of OUT.
+# What is compiled for one case holds for the next; programs are large, and stay out of OUT.
 export LTX2_COMPILE_CACHE=${LTX2_COMPILE_CACHE:-${TMPDIR:-/tmp}/ltx2-calibration}
 # Multicast over NVLink takes the switch's rights; nothing here needs it.
 export NCCL_NVLS_ENABLE=0

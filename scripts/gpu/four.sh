@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What four GPUs of one host do, within nine minutes: scripts/gpu/four.sh LTX2 OUT [PART…], parts in the order of worth:
+# What four GPUs of one host do, meant for nine minutes: scripts/gpu/four.sh LTX2 OUT [PART…], parts in the order of worth:
 #   ahead      compiles the programs of the next parts, many at a time, and beside that everything that no clock is kept of:
 #   bits       the same bytes from several processes, and the ends of all when one of four is killed (processes.sh)
 #   repeat     the same bytes from 20 processes on one GPU, ten of which compile for themselves (repeat.sh)
@@ -34,6 +34,7 @@ room() { left=$((limit - SECONDS + began)); [ "$left" -gt "${2:-20}" ] || { echo
 bench() {
     local name=$1
     shift
+    rm -f "$out/$name.json"
     room "$name" || return 0
     timeout -k 5 "$left" "$ltx2" bench --weights random --platform cuda --runs 3 --json "$out/$name.json" "$@" \
         > "$out/$name.txt" 2> "$out/$name.log" || { echo "$name: failed"; tail -n 3 "$out/$name.log"; }
@@ -48,7 +49,7 @@ branches=(-c ltx2_3_two_stage --set guidance.video.stg=1 --set guidance.video.mo
 ahead_of() {
     local target=$1 program=$2
     shift 2
-    "$ltx2" -q compile --weights random --target "cuda:$kind:$target" --program "$program" \
+    timeout -k 5 200 "$ltx2" -q compile --weights random --target "cuda:$kind:$target" --program "$program" \
         --save "$LTX2_COMPILE_CACHE" "$@" > /dev/null 2>> "$out/ahead.log" || { echo "ahead: $*: failed"; tail -n 2 "$out/ahead.log"; }
 }
 ahead() {
@@ -65,14 +66,16 @@ ahead() {
     ahead_of 1x1x1 video-decoder "${steps[@]}" --layout replicated &
     for each in "$cfg cfg=4" "tensor tensor=4"; do
         read -r layout mesh <<< "$each"
-        "$ltx2" -q warm "${branches[@]}" --weights random --platform cuda --layout "$layout" --mesh "$mesh" \
+        timeout -k 5 200 "$ltx2" -q warm "${branches[@]}" --weights random --platform cuda --layout "$layout" --mesh "$mesh" \
             --set runtime.memory_fraction=0.12 > /dev/null 2>> "$out/ahead.log" || { echo "warm $layout: failed"; tail -n 2 "$out/ahead.log"; } &
     done
     wait
     cat "$out/bits.txt" "$out/repeat.txt"
 }
-bits() { MEMORY=0.1 timeout -k 5 300 "$here/processes.sh" "$ltx2" "$out/processes"; }
-repeat() { CUDA_VISIBLE_DEVICES=3 MEMORY=0.3 timeout -k 5 300 "$here/repeat.sh" "$ltx2" "$out/repeat"; }
+# At once and with all their processes, which would go on to the end of a step and hold the cards.
+cut() { timeout -s KILL "$@" || { [ $? -lt 124 ] || echo "$(basename "$2"): not measured to its end, cut off after $1 s"; }; }
+bits() { MEMORY=0.08 cut 270 "$here/processes.sh" "$ltx2" "$out/processes"; }
+repeat() { CUDA_VISIBLE_DEVICES=3 MEMORY=0.25 cut 270 "$here/repeat.sh" "$ltx2" "$out/repeat"; }
 
 steps() {
     local each layout mesh
@@ -87,14 +90,17 @@ out, *layouts = sys.argv[1:]
 def timed(name):
     path = f"{out}/step-{name}.json"
     return json.load(open(path))["programs"]["denoise_loop"] if os.path.exists(path) else None
+def line(name, step):
+    predicted = (step["program"] or {}).get("predicted")
+    return f"{name:<32}{step['median'] * 1e3:9.2f} ms a step" + (f", predicted {predicted * 1e3:8.2f}" if predicted else "")
 one = timed("one")
 if one:
-    print(f"{'one GPU':<32}{one['median'] * 1e3:9.2f} ms a step, predicted {one['program']['predicted'] * 1e3:8.2f}")
+    print(line("one GPU", one))
 for layout, mesh in (each.split() for each in layouts):
     four = timed(layout)
     if one and four:
         part = one["median"] / 4 / four["median"] * 100
-        print(f"{layout + ' ' + mesh:<32}{four['median'] * 1e3:9.2f} ms a step, predicted {four['program']['predicted'] * 1e3:8.2f}, {part:6.1f} % of a quarter of one GPU's")
+        print(line(f"{layout} {mesh}", four) + f", {part:6.1f} % of a quarter of one GPU's")
 PY
 }
 

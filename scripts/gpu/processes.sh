@@ -8,7 +8,7 @@ ltx2=$(realpath "$1") out=$2
 mkdir -p "$out" && out=$(realpath "$out")
 gpus=$(nvidia-smi -L | wc -l)
 failed=0
-# One folder for all: what the compiler measured for one run holds for the next.
+# One folder for all: what was compiled for one run holds for the next.
 export LTX2_COMPILE_CACHE="$out/cache"
 # Multicast over NVLink takes the switch's rights; nothing here needs it.
 export NCCL_NVLS_ENABLE=0
@@ -75,9 +75,11 @@ others_are_silent() {
     local name=$1 processes=$2
     for ((p = 1; p < processes; p++)); do
         [ -s "$out/$name.$p.out" ] && return 1
-        # One line says which process it is; what the first says too is the program's; what plugins write of their own accord is not
-        # ours.
-        if grep -vxFf "$out/$name.0.log" "$out/$name.$p.log" | grep -v -e 'process [0-9]* of' -e '^$' -e '^[EWI][0-9]\{4\} ' -e '^=== Source' -e '^external/'; then
+        [ -s "$out/$name.0.log" ] || return 1
+        # One line says which process it is; what the first warns of too is the program's; what plugins write of their own accord
+        # is not ours.
+        if grep -vxFf <(grep '^ WARN' "$out/$name.0.log") "$out/$name.$p.log" | grep -v -e 'process [0-9]* of' -e '^$' -e '^[EWI][0-9]\{4\} ' \
+            -e '^=== Source' -e '^external/'; then
             return 1
         fi
     done

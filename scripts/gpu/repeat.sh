@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The same request in COUNT (20) processes on one GPU, half of them with the programs of the first, half with empty caches (programs
-# and autotuning), AT_ONCE (5) of them beside each other in MEMORY (0.8) of the card's: one hash of frames and of samples, or the numbers of each, and the outputs of
-# programs (`--dump`) in their order by which the cold ones differ from the first, so that the first names the program.
+# The same request in COUNT (20) processes on one GPU, half of them with the programs of the first, half with an empty cache, AT_ONCE
+# (5) of them beside each other in MEMORY (0.8) of the card's: one hash of frames and of samples, or the numbers of each, and the
+# outputs of programs (`--dump`) in their order by which the cold ones differ from the first, so that the first names the program.
 #
 #     scripts/gpu/repeat.sh LTX2 OUT [CONFIG…]     by default the toy model in bf16
 set -euo pipefail

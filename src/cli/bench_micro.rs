@@ -21,7 +21,7 @@ pub(crate) struct MicroArgs {
     #[arg(long, value_name = "FILE", requires = "micro")]
     pub(crate) from: Vec<PathBuf>,
     /// Measures only these collectives: to renew a part of earlier measurements
-    #[arg(long, value_name = "KIND,…", requires = "micro", conflicts_with = "from", value_delimiter = ',',
+    #[arg(long, value_name = "KIND,…", requires = "micro", conflicts_with_all = ["from", "fit"], value_delimiter = ',',
         value_parser = collective)]
     pub(crate) collectives: Vec<CollectiveKind>,
     /// Chip file whose calibration is written; a new one has the data sheet of --chip, else of the device

@@ -19,6 +19,7 @@ use super::decode::decoded as ffmpeg_output;
 use super::downmix::stereo;
 use super::edit_list::{Edit, sound_edit};
 use super::error::{Error, Result};
+use crate::contained::contained;
 
 /// Samples a second that a sound may have: what a device records in. Beyond, a header is wrong, or made to cost memory.
 const RATES: std::ops::RangeInclusive<u32> = 8000..=384_000;
@@ -45,11 +46,19 @@ enum Fault {
     /// Samples a second.
     Rate(u32),
     Long,
+    /// The decoder's words.
+    Panic(String),
 }
 
 impl From<Reason> for Fault {
     fn from(reason: Reason) -> Self {
         Fault::Decoder(reason)
+    }
+}
+
+impl From<String> for Fault {
+    fn from(words: String) -> Self {
+        Fault::Panic(words)
     }
 }
 
@@ -86,8 +95,9 @@ pub fn read_sound_from(path: &Path, ffmpeg: &Path, start: f64, end: Option<f64>)
             fault(format!("{rate} samples a second; a sound has {} to {}", RATES.start(), RATES.end()))
         }
         Fault::Long => fault("is too long; give a shorter one".into()),
+        Fault::Panic(words) => fault(format!("damaged: its decoder panicked: {words}")),
     };
-    match of_file(path, start, end) {
+    match contained(|| of_file(path, start, end)) {
         Err(Fault::Decoder(reason @ Reason::Unsupported(_))) => {
             let limit = end.unwrap_or(MOST_SECONDS).to_string();
             match ffmpeg_output(path, ffmpeg, &["-t", &limit, "-vn", "-f", "wav", "-c:a", "pcm_f32le"]) {
@@ -98,7 +108,8 @@ pub fn read_sound_from(path: &Path, ffmpeg: &Path, start: f64, end: Option<f64>)
                 Err(other) => Err(other),
                 Ok(None) => Ok(None),
                 Ok(Some(wav)) => {
-                    decoded(Box::new(Cursor::new(wav)), &Hint::new(), Edit::default(), start, end).map_err(damaged)
+                    let all = || decoded(Box::new(Cursor::new(wav)), &Hint::new(), Edit::default(), start, end);
+                    contained(all).map_err(damaged)
                 }
             }
         }

@@ -3,15 +3,13 @@
 
 mod bytes;
 
-use std::cell::Cell;
-use std::panic::{self, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
-use std::sync::Once;
 
 use serde_json::{Map, Value, json};
 
 use self::bytes::byte_tokenizer;
 pub(crate) use self::bytes::write_byte_tokenizer;
+use crate::contained::contained;
 
 const MODEL_FILE: &str = "tokenizer.json";
 const CONFIG_FILE: &str = "tokenizer_config.json";
@@ -209,30 +207,6 @@ fn model(file: &Path, text: &[u8]) -> Result<tokenizers::Tokenizer, TokenizerErr
     Ok(inner)
 }
 
-/// The library's answer, or what it panicked with: on damaged files it does, and a file is no reason to end a process.
-fn contained<T>(call: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
-    thread_local! {
-        static IS_CONTAINED: Cell<bool> = const { Cell::new(false) };
-    }
-    // The hook that prints panics is the whole process's: it stays, and says nothing of this thread's while the call lasts.
-    static HOOK: Once = Once::new();
-    HOOK.call_once(|| {
-        let others = panic::take_hook();
-        panic::set_hook(Box::new(move |info| {
-            if !IS_CONTAINED.get() {
-                others(info);
-            }
-        }));
-    });
-    IS_CONTAINED.set(true);
-    let answer = panic::catch_unwind(AssertUnwindSafe(call));
-    IS_CONTAINED.set(false);
-    answer.unwrap_or_else(|payload| {
-        let words = payload.downcast_ref::<String>().map(String::as_str).or(payload.downcast_ref::<&str>().copied());
-        Err(words.unwrap_or("the tokenizers library panicked").to_string())
-    })
-}
-
 /// Python's `str.strip`: Unicode white space, and the four separators that Python counts as such.
 fn strip(text: &str) -> &str {
     text.trim_matches(|c: char| c.is_whitespace() || ('\x1c'..='\x1f').contains(&c))
@@ -418,7 +392,7 @@ mod tests {
         model["model"]["continuing_subword_prefix"] = "longer".into();
         model["model"]["merges"] = json!([["a", "b"]]);
         std::fs::write(&file, model.to_string()).expect("writes");
-        let library = panic::catch_unwind(|| tokenizers::Tokenizer::from_file(&file));
+        let library = std::panic::catch_unwind(|| tokenizers::Tokenizer::from_file(&file));
         assert!(library.is_err(), "the library panics");
         let said = Tokenizer::open(dir.path(), &RULES).expect_err("damaged").to_string();
         assert!(said.starts_with(&format!("{}: not a tokenizer: ", file.display())), "{said}");

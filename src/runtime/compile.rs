@@ -54,8 +54,7 @@ impl Refused {
         options
     }
 
-    /// Compiles with all of `options`, and where the cache is, with those that keep the compiler's findings in it; none where the
-    /// plugin refuses one by name, which is left out from here on.
+    /// Compiles with all of `options`; none where the plugin refuses one by name, which is left out from here on.
     ///
     /// # Errors
     /// The plugin's message; a refused option of the user's, of a libtpu that ours were tested with, or that numbers rest on.

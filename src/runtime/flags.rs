@@ -67,8 +67,8 @@ pub(super) fn is_for_speed(option: &str) -> bool {
     FOR_SPEED.contains(&option)
 }
 
-/// Bytes of a permute from which on a copy engine is faster than NCCL's kernel: it takes 37 us and 381 GB/s, NCCL 10 us and 263 GB/s, on
-/// H100s (`ltx2 bench --micro`).
+/// Bytes of a permute from which on a copy engine is taken for faster than NCCL's kernel: of 4 MiB it takes 37 us and NCCL 31, of 16 MiB
+/// 58 and 83 (`ltx2 bench --micro`, H100s).
 const COPIED: usize = 8 << 20;
 
 /// The options a toolchain's program is compiled with.
@@ -107,8 +107,9 @@ pub(crate) fn defaults(toolchain: &Toolchain, program: &Program) -> Vec<(&'stati
                     ("xla_gpu_experimental_parallel_collective_overlap_limit", OptionValue::Int(2)),
                 ]);
             }
-            if program.largest_permute >= COPIED {
-                // Nor do copy engines take processors from the work beside it, as NCCL's kernel does.
+            if program.smallest_permute.is_some_and(|bytes| bytes >= COPIED) {
+                // The option is of all its permutes: a ring's are large, a decoder's halos are not. Nor do copy engines take
+                // processors from the work beside them, as NCCL's kernel does.
                 let engines = OptionValue::Text("COLLECTIVES_PEER_MEMORY".into());
                 flags.push(("xla_gpu_collective_permute_mode", engines));
             }
@@ -168,7 +169,7 @@ mod tests {
     #[test]
     fn copy_engines_pass_what_is_large() {
         let toolchain = Toolchain { platform: "cuda".into(), ..Toolchain::default() };
-        for (mebibytes, copied) in [(1, false), (8, true)] {
+        for (mebibytes, copied) in [(7, false), (8, true)] {
             let own = defaults(&toolchain, &passes(mebibytes << 8));
             assert_eq!(
                 own.iter().any(|(name, _)| *name == "xla_gpu_collective_permute_mode"),

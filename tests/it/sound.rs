@@ -192,6 +192,11 @@ fn what_cannot_be_read_is_said_with_its_file() {
     fs::write(path("damaged.flac"), flac).expect("written");
     let damaged = said("damaged.flac");
     assert!(damaged.contains("damaged.flac: damaged: "), "{damaged}");
+    // Of 65535 channels: their bytes a sample are more than the decoder's 16 bits.
+    let mut many = wav(1, 16, None, &[0; 8]);
+    many[22..24].fill(0xff);
+    fs::write(path("many.wav"), many).expect("written");
+    assert!(said("many.wav").contains("many.wav: damaged: "), "{}", said("many.wav"));
     let odd = Audio::new(ndarray::array![[0.0, f32::NAN]], 8000).expect("mono");
     write_wav(&path("nan.wav"), &odd, WavFormat::Float32).expect("written");
     assert!(said("nan.wav").contains("no numbers"), "{}", said("nan.wav"));

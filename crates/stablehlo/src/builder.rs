@@ -81,8 +81,8 @@ pub(super) struct State {
     pub mesh: Option<Mesh>,
     /// FLOPs of matmuls so far.
     pub dot_flops: f64,
-    /// Bytes of the largest collective permute so far.
-    pub largest_permute: usize,
+    /// Bytes of the smallest collective permute so far.
+    pub smallest_permute: Option<usize>,
     regions: Vec<Region>,
     next_name: usize,
     next_region: usize,
@@ -119,7 +119,7 @@ impl Builder {
             mixed_precision_dot: true,
             mesh: None,
             dot_flops: 0.0,
-            largest_permute: 0,
+            smallest_permute: None,
             regions: vec![Region { id: 0, kind: RegionKind::Isolated, text: String::new() }],
             next_name: 0,
             next_region: 1,
@@ -408,7 +408,7 @@ impl Builder {
             results: outputs,
             mesh,
             dot_flops: s.dot_flops,
-            largest_permute: s.largest_permute,
+            smallest_permute: s.smallest_permute,
         })
     }
 

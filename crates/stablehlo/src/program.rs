@@ -63,8 +63,8 @@ pub struct Program {
     /// FLOPs of the matmuls, a multiply-add counted as two, times the trip count of loops where it is known. Custom calls
     /// are not included.
     pub dot_flops: f64,
-    /// Bytes of the largest value that a device sends in a collective permute; 0 without one.
-    pub largest_permute: usize,
+    /// Bytes of the smallest value that a device sends in a collective permute; `None` without one.
+    pub smallest_permute: Option<usize>,
 }
 
 impl Program {

@@ -84,9 +84,9 @@ impl Value {
 
     /// Collective permute: sends this device's value along `(source, target)` pairs; a device without a source receives zeros.
     pub fn collective_permute(&self, pairs: &[(usize, usize)]) -> Value {
-        let mut state = self.b.0.borrow_mut();
-        state.largest_permute = state.largest_permute.max(self.ty.bytes());
-        drop(state);
+        let bytes = self.ty.bytes();
+        let smallest = self.b.0.borrow().smallest_permute.map_or(bytes, |other| other.min(bytes));
+        self.b.0.borrow_mut().smallest_permute = Some(smallest);
         let rows = list(pairs.iter().map(|(a, b)| format!("[{a}, {b}]")));
         let attributes = format!("source_target_pairs = dense<[{rows}]> : tensor<{}x2xi64>", pairs.len());
         self.collective("collective_permute", &attributes, "", self.ty.clone())
