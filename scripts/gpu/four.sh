@@ -73,9 +73,9 @@ ahead() {
     cat "$out/bits.txt" "$out/repeat.txt"
 }
 # At once and with all their processes, which would go on to the end of a step and hold the cards.
-cut() { timeout -s KILL "$@" || { [ $? -lt 124 ] || echo "$(basename "$2"): not measured to its end, cut off after $1 s"; }; }
-bits() { MEMORY=0.08 cut 270 "$here/processes.sh" "$ltx2" "$out/processes"; }
-repeat() { CUDA_VISIBLE_DEVICES=3 MEMORY=0.25 cut 270 "$here/repeat.sh" "$ltx2" "$out/repeat"; }
+within() { timeout -s KILL "$@" || { [ $? -lt 124 ] || echo "$(basename "$2"): not measured to its end, cut off after $1 s"; }; }
+bits() { MEMORY=0.08 within 270 "$here/processes.sh" "$ltx2" "$out/processes"; }
+repeat() { CUDA_VISIBLE_DEVICES=3 MEMORY=0.25 within 270 "$here/repeat.sh" "$ltx2" "$out/repeat"; }
 
 steps() {
     local each layout mesh

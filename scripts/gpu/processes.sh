@@ -78,8 +78,8 @@ others_are_silent() {
         [ -s "$out/$name.0.log" ] || return 1
         # One line says which process it is; what the first warns of too is the program's; what plugins write of their own accord
         # is not ours.
-        if grep -vxFf <(grep '^ WARN' "$out/$name.0.log") "$out/$name.$p.log" | grep -v -e 'process [0-9]* of' -e '^$' -e '^[EWI][0-9]\{4\} ' \
-            -e '^=== Source' -e '^external/'; then
+        if grep -vxFf <(grep '^ WARN' "$out/$name.0.log") "$out/$name.$p.log" \
+            | grep -v -e 'process [0-9]* of' -e '^$' -e '^[EWI][0-9]\{4\} ' -e '^=== Source' -e '^external/'; then
             return 1
         fi
     done

@@ -175,7 +175,7 @@ fn measurement(
     Ok(Some(Measurement { identity, device_kind, run, ahead }))
 }
 
-/// One worker per GPU, with that GPU first: the compiler loads its libraries there.
+/// One worker per GPU, with that GPU first, so that not all start on one.
 fn workers_of_gpus() -> Vec<Variable> {
     let gpus = match std::env::var("CUDA_VISIBLE_DEVICES") {
         Ok(listed) if !listed.is_empty() => listed.split(',').map(str::to_string).collect(),
