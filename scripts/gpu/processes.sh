@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Several processes of one run on the GPUs of this host: scripts/gpu/processes.sh LTX2 OUT. Two and four processes have to
-# give the bytes of one process with as many GPUs; killing any one has to end the others within 30 s, with exit code 1, its
-# name, and no file. Needs two GPUs, for all of it four; three to five minutes. Prints a line for each check; exit code 1
-# if one fails.
+# Several processes of one run on the GPUs of this host: scripts/gpu/processes.sh LTX2 OUT [bytes] [kills], by default both. Two
+# and four processes have to give the bytes of one process with as many GPUs; killing any one has to end the others within 30 s,
+# with exit code 1, its name, and no file. Needs two GPUs, for all of it four; three to five minutes. Prints a line for each
+# check; exit code 1 if one fails.
 set -uo pipefail
 ltx2=$(realpath "$1") out=$2
+shift 2
 mkdir -p "$out" && out=$(realpath "$out")
 gpus=$(nvidia-smi -L | wc -l)
 failed=0
@@ -86,31 +87,32 @@ others_are_silent() {
 }
 
 nvidia-smi --query-gpu=index,name,driver_version --format=csv,noheader
-echo "== the same bytes"
-two=(--layout cfg --mesh cfg=2 --dtype f32)
-run one_2 0,1 1 2 "${two[@]}"
-run two_2 0,1 2 1 "${two[@]}"
-compare two_2 one_2
-check "two_2: the second process is silent" others_are_silent two_2 2
-grep -h "process . of" "$out"/two_2.*.log
-sequence=(--layout sequence --mesh context=2 --dtype bf16)
-run one_2s 0,1 1 2 "${sequence[@]}"
-run two_2s 0,1 2 1 "${sequence[@]}"
-compare two_2s one_2s
-if [ "$gpus" -ge 4 ]; then
-    four=(--layout sequence --mesh cfg=2,context=2 --dtype bf16)
-    run one_4 0,1,2,3 1 4 "${four[@]}"
-    run four_4 0,1,2,3 4 1 "${four[@]}"
-    compare four_4 one_4
-    run two_4 0,1,2,3 2 2 "${four[@]}"
-    compare two_4 one_4
-    # Everything is compiled by now: all take it from the cache.
-    run four_again 0,1,2,3 4 1 "${four[@]}"
-    compare four_again one_4
-    grep -h "cache hits" "$out/four_again.0.log" | sed 's/^/    /'
-else
-    say "four processes" "not run: $gpus GPUs"
-fi
+bytes() {
+    two=(--layout cfg --mesh cfg=2 --dtype f32)
+    run one_2 0,1 1 2 "${two[@]}"
+    run two_2 0,1 2 1 "${two[@]}"
+    compare two_2 one_2
+    check "two_2: the second process is silent" others_are_silent two_2 2
+    grep -h "process . of" "$out"/two_2.*.log
+    sequence=(--layout sequence --mesh context=2 --dtype bf16)
+    run one_2s 0,1 1 2 "${sequence[@]}"
+    run two_2s 0,1 2 1 "${sequence[@]}"
+    compare two_2s one_2s
+    if [ "$gpus" -ge 4 ]; then
+        four=(--layout sequence --mesh cfg=2,context=2 --dtype bf16)
+        run one_4 0,1,2,3 1 4 "${four[@]}"
+        run four_4 0,1,2,3 4 1 "${four[@]}"
+        compare four_4 one_4
+        run two_4 0,1,2,3 2 2 "${four[@]}"
+        compare two_4 one_4
+        # Everything is compiled by now: all take it from the cache.
+        run four_again 0,1,2,3 4 1 "${four[@]}"
+        compare four_again one_4
+        grep -h "cache hits" "$out/four_again.0.log" | sed 's/^/    /'
+    else
+        say "four processes" "not run: $gpus GPUs"
+    fi
+}
 
 # lost VICTIM PROCESSES GPUS [TIMEOUT]: a long run, one process of which is killed as its steps go by.
 lost() {
@@ -120,7 +122,7 @@ lost() {
     local at=$((port + 100 + victim + 10 * processes))
     for ((p = 0; p < processes; p++)); do
         CUDA_VISIBLE_DEVICES=$all "$ltx2" generate -c nano_2_0 --model "$model" --platform cuda --dtype f32 --seed 3 \
-            --prompt "a lighthouse" --width 768 --height 512 --num-frames 257 --steps 512 --guidance-scale 3 \
+            --prompt "a lighthouse" --width 768 --height 512 --num-frames 257 --steps 256 --guidance-scale 3 \
             --layout sequence --mesh context="$processes" --progress-every 2 \
             --coordinator "127.0.0.1:$at" --process-id "$p" --num-processes "$processes" --devices-per-process 1 \
             "${limit[@]}" "${memory[@]}" -o "$out/$name/video.mp4" > /dev/null 2> "$out/$name.$p.log" &
@@ -155,23 +157,31 @@ lost() {
     grep -h "^error:" "$out/$name".*.log | sed 's/^/    /'
     [ "$ok" -eq 1 ] || { say "    that" FAILED; tail -n 5 "$out/$name".*.log; return 1; }
 }
-echo "== one is killed"
-if [ "$gpus" -ge 4 ]; then
-    lost 0 2 0,1 20 > "$out/lost_0.txt" 2>&1 & a=$!
-    lost 1 2 2,3 20 > "$out/lost_1.txt" 2>&1 & b=$!
-    wait "$a" || failed=1
-    wait "$b" || failed=1
-    cat "$out/lost_0.txt" "$out/lost_1.txt"
-    # By the default time-out, all at once: a program takes what it takes, the ends are what is timed.
-    each=()
-    for victim in 0 1 2 3; do lost "$victim" 4 0,1,2,3 > "$out/lost_$victim.of_4.txt" 2>&1 & each+=($!); done
-    for victim in 0 1 2 3; do
-        wait "${each[$victim]}" || failed=1
-        cat "$out/lost_$victim.of_4.txt"
+kills() {
+    if [ "$gpus" -ge 4 ]; then
+        lost 0 2 0,1 20 > "$out/lost_0.txt" 2>&1 & a=$!
+        lost 1 2 2,3 20 > "$out/lost_1.txt" 2>&1 & b=$!
+        wait "$a" || failed=1
+        wait "$b" || failed=1
+        cat "$out/lost_0.txt" "$out/lost_1.txt"
+        # By the default time-out, all at once: a program takes what it takes, the ends are what is timed.
+        each=()
+        for victim in 0 1 2 3; do lost "$victim" 4 0,1,2,3 > "$out/lost_$victim.of_4.txt" 2>&1 & each+=($!); done
+        for victim in 0 1 2 3; do
+            wait "${each[$victim]}" || failed=1
+            cat "$out/lost_$victim.of_4.txt"
+        done
+    else
+        lost 0 2 0,1 20 || failed=1
+        lost 1 2 0,1 20 || failed=1
+    fi
+}
+
+for part in "${@:-bytes kills}"; do
+    for one in $part; do
+        echo "== $one"
+        "$one"
     done
-else
-    lost 0 2 0,1 20 || failed=1
-    lost 1 2 0,1 20 || failed=1
-fi
+done
 [ "$failed" -eq 0 ] && echo "all checks hold" || echo "FAILED"
 exit "$failed"

@@ -1,6 +1,7 @@
 //! The programs of a request, each with its inputs on the devices: what a run executes in order, and a benchmark one at
 //! a time. Each fails by what is wrong with program, parameters or device.
 
+use std::fmt::Debug;
 use std::rc::Rc;
 
 use half::bf16;
@@ -13,7 +14,7 @@ use super::error::{PipelineError, Result};
 use super::executor::Inputs;
 use super::model::Model;
 use super::program_table::ProgramKind;
-use super::runner::{Runner, SharedLoop};
+use super::runner::{Runner, SharedLoop, Tables};
 use crate::av::Av;
 use crate::hlo::DType;
 use crate::models::Network;
@@ -41,9 +42,20 @@ pub(crate) struct PassSpec<'a> {
 }
 
 impl Runner {
-    /// The network of a program for these devices.
-    fn network(&mut self, program: ProgramKind, write: impl Fn(&Model, &Build) -> Result<Network>) -> Result<Network> {
-        self.executor.accepted(program.name(), &self.build, |build| write(&self.model, build))
+    /// The network of a program for these devices. `sizes` are all that fixes it beside the model and how that is read: of the same
+    /// ones it is written once, since the text of many blocks takes as long to write as a step or two to run.
+    fn network(
+        &mut self,
+        program: ProgramKind,
+        sizes: impl Debug,
+        write: impl Fn(&Model, &Build) -> Result<Network>,
+    ) -> Result<Rc<Network>> {
+        let written = (program, format!("{:?} {sizes:?}", self.model.configs.choices()));
+        if let Some(known) = self.written.get(&written) {
+            return Ok(known.clone());
+        }
+        let network = self.executor.accepted(program.name(), &self.build, |build| write(&self.model, build))?;
+        Ok(self.written.entry(written).or_insert(Rc::new(network)).clone())
     }
 
     fn call(
@@ -58,7 +70,7 @@ impl Runner {
     /// Prompts `ids`, `mask` `[prompts, tokens]` to `prompt_embeds`, all of them in one pass.
     pub(crate) fn text_encoder(&mut self, ids: Tensor, mask: Tensor) -> Result<Call<'static>> {
         let [rows, tokens] = [mask.shape()[0], mask.shape()[1]];
-        let network = self.network(ProgramKind::TextEncoder, |model, build| {
+        let network = self.network(ProgramKind::TextEncoder, (rows, tokens), |model, build| {
             model.configs.text_encoder_program(rows, tokens, true, build)
         })?;
         self.call(ProgramKind::TextEncoder, &network, [("input_ids".into(), ids), ("attention_mask".into(), mask)])
@@ -67,25 +79,50 @@ impl Runner {
     /// Embeddings `[prompts, tokens, channels]` to the text contexts of both streams.
     pub(crate) fn connectors(&mut self, embeds: Tensor, mask: Tensor) -> Result<Call<'static>> {
         let [rows, tokens] = [mask.shape()[0], mask.shape()[1]];
-        let network = self.network(ProgramKind::Connectors, |model, build| {
+        let network = self.network(ProgramKind::Connectors, (rows, tokens), |model, build| {
             model.configs.connectors_program(rows, tokens, Input::PromptEmbeds, build)
         })?;
-        let mut given = self.model.configs.connectors_inputs(tokens)?;
-        given.extend([("attention_mask".into(), mask), ("prompt_embeds".into(), embeds)]);
-        self.call(ProgramKind::Connectors, &network, given)
+        let tables = self.connector_tables(&network, tokens)?;
+        let inputs = tables.iter().fold(Inputs::default(), |inputs, (name, table)| inputs.give(name, table.clone()));
+        let given = [("attention_mask".into(), mask), ("prompt_embeds".into(), embeds)];
+        Call::new(&mut self.executor, ProgramKind::Connectors.name(), &network, inputs, given)
+    }
+
+    /// The connectors' tables, which stay on the devices where all does: making and copying them takes as long as four runs.
+    fn connector_tables(&mut self, network: &Network, tokens: usize) -> Result<Rc<Tables>> {
+        let program = self.executor.prepare(ProgramKind::Connectors.name(), network)?;
+        if let Some(tables) = self.tables.get(program.hash()) {
+            return Ok(tables.clone());
+        }
+        let upload = |(name, table): (String, Tensor)| {
+            let table = self.executor.upload(&program, &name, &table)?;
+            Ok((name, Rc::new(table)))
+        };
+        let is_read = |(name, _): &(String, Tensor)| program.arguments().iter().any(|a| a.name == *name);
+        let tables = self.model.configs.connectors_inputs(tokens)?.into_iter().filter(is_read).map(upload);
+        let tables = Rc::new(tables.collect::<Result<Tables>>()?);
+        if self.executor.keeps_all() {
+            self.tables.insert(program.hash().into(), tables.clone());
+        }
+        Ok(tables)
     }
 
     /// Text contexts `[prompts, tokens, channels]` to `seconds [prompts]`.
     pub(crate) fn duration_head(&mut self, text: Av<Tensor>) -> Result<Call<'static>> {
         let (rows, tokens) = (text.video.shape()[0], text.as_ref().map(|context| context.shape()[1]));
-        let network = self.model.configs.duration_head_program(rows, tokens, &self.build)?;
+        let network = self.network(ProgramKind::DurationHead, (rows, tokens), |model, build| {
+            model.configs.duration_head_program(rows, tokens, build)
+        })?;
         let given = Av::NAMES.zip(text).map(|(name, context)| (format!("{name}_tokens"), context));
         self.call(ProgramKind::DurationHead, &network, given)
     }
 
     /// A frame `[1, 3, 1, height, width]` of -1..1 to `latents`.
     pub(crate) fn video_encoder(&mut self, video: Array5<f32>) -> Result<Call<'static>> {
-        let network = self.model.configs.video_encoder_program(video.dim().into(), &self.build)?;
+        let dims: [usize; 5] = video.dim().into();
+        let network = self.network(ProgramKind::VideoEncoder, dims, |model, build| {
+            model.configs.video_encoder_program(dims, build)
+        })?;
         self.call(ProgramKind::VideoEncoder, &network, [("video".into(), video.into())])
     }
 
@@ -98,13 +135,17 @@ impl Runner {
         step: &UpsamplingStep,
     ) -> Result<Call<'static>> {
         let (b, c, ..) = latents.dim();
-        let network = self.model.configs.upsampling_program(step, [b, c], &self.build)?;
+        let network =
+            self.network(program, (step, b, c), |model, build| model.configs.upsampling_program(step, [b, c], build))?;
         self.call(program, &network, [("latents".into(), latents.into())])
     }
 
     /// Un-normalised latents to `latents` of twice the frames but one; fails where the upsampler makes another number.
     pub(crate) fn temporal_upsampler(&mut self, latents: Array5<f32>) -> Result<Call<'static>> {
-        let network = self.model.configs.temporal_upsampler_program(latents.dim().into(), &self.build)?;
+        let dims: [usize; 5] = latents.dim().into();
+        let network = self.network(ProgramKind::TemporalUpsampler, dims, |model, build| {
+            model.configs.temporal_upsampler_program(dims, build)
+        })?;
         self.call(ProgramKind::TemporalUpsampler, &network, [("latents".into(), latents.into())])
     }
 
@@ -115,8 +156,9 @@ impl Runner {
         pass: PassSpec,
         text_contexts: Av<Tensor>,
     ) -> Result<Call<'static>> {
-        let network =
-            self.network(program, |model, build| Ok(denoise::prepare(&model.sizes.transformer, pass.shape, build)?))?;
+        let network = self.network(program, pass.shape, |model, build| {
+            Ok(denoise::prepare(&model.sizes.transformer, pass.shape, build)?)
+        })?;
         let mut given = Vec::from_iter(Av::NAMES.zip(text_contexts).map(|(name, text)| (format!("text.{name}"), text)));
         given.extend(evaluations(pass.request)?);
         given.extend(pass.conditions.into_iter().flat_map(|tokens| tokens.inputs(pass.shape.batch)));
@@ -127,7 +169,7 @@ impl Runner {
     pub(crate) fn new_loop(&mut self, program: ProgramKind, pass: PassSpec) -> Result<DenoiseLoop> {
         let PassSpec { request, shape, shapes, conditions } = pass;
         let network =
-            self.network(program, |model, build| Ok(denoise::denoise(&model.sizes.transformer, shape, build)?))?;
+            self.network(program, shape, |model, build| Ok(denoise::denoise(&model.sizes.transformer, shape, build)?))?;
         let c = &self.model.sizes.transformer;
         let mut coords = shapes.coords(&self.model.sizes, request.position_rate());
         let mut dtype = request.positions;
@@ -182,7 +224,10 @@ impl Runner {
 
     /// Latents to `video`, as `pixels` says.
     pub fn video_decoder(&mut self, latents: Array5<f32>, pixels: Pixels) -> Result<Call<'static>> {
-        let network = self.model.configs.video_decoder_program(latents.dim().into(), pixels, &self.build)?;
+        let dims: [usize; 5] = latents.dim().into();
+        let network = self.network(ProgramKind::VideoDecoder, (dims, pixels), |model, build| {
+            model.configs.video_decoder_program(dims, pixels, build)
+        })?;
         self.call(ProgramKind::VideoDecoder, &network, [("latents".into(), latents.into())])
     }
 
@@ -194,7 +239,7 @@ impl Runner {
         pixels: Pixels,
     ) -> Result<Call<'static>> {
         let dims: [usize; 5] = latents.dim().into();
-        let network = self.network(ProgramKind::DiffusionDecoder, |model, build| {
+        let network = self.network(ProgramKind::DiffusionDecoder, (dims, pixels), |model, build| {
             model.configs.diffusion_decoder_program(dims, pixels, build)
         })?;
         let given = [("latents".into(), latents.into()), ("noise".into(), noise)];
@@ -204,7 +249,7 @@ impl Runner {
     /// Latents to the `features` that tiles are cut from.
     pub(crate) fn diffusion_features(&mut self, latents: Array5<f32>) -> Result<Call<'static>> {
         let dims: [usize; 5] = latents.dim().into();
-        let network = self.network(ProgramKind::DiffusionFeatures, |model, build| {
+        let network = self.network(ProgramKind::DiffusionFeatures, dims, |model, build| {
             model.configs.diffusion_features_program(dims, build)
         })?;
         self.call(ProgramKind::DiffusionFeatures, &network, [("latents".into(), latents.into())])
@@ -219,7 +264,7 @@ impl Runner {
         start: Tensor,
         noise: Tensor,
     ) -> Result<Call<'a>> {
-        let network = self.network(ProgramKind::DiffusionDecoder, |model, build| {
+        let network = self.network(ProgramKind::DiffusionDecoder, (shape, tile), |model, build| {
             model.configs.diffusion_tile_program(shape, tile, build)
         })?;
         let inputs = Inputs::default().share("features", features);
@@ -229,13 +274,19 @@ impl Runner {
 
     /// A log-mel spectrogram to `latents`.
     pub(crate) fn audio_encoder(&mut self, mel: Array4<f32>) -> Result<Call<'static>> {
-        let network = self.model.configs.audio_encoder_program(mel.dim().into(), &self.build)?;
+        let dims: [usize; 4] = mel.dim().into();
+        let network = self.network(ProgramKind::AudioEncoder, dims, |model, build| {
+            model.configs.audio_encoder_program(dims, build)
+        })?;
         self.call(ProgramKind::AudioEncoder, &network, [("mel".into(), mel.into())])
     }
 
     /// Latents to `mel`.
     pub(crate) fn audio_decoder(&mut self, latents: Array4<f32>) -> Result<Call<'static>> {
-        let network = self.model.configs.audio_decoder_program(latents.dim().into(), &self.build)?;
+        let dims: [usize; 4] = latents.dim().into();
+        let network = self.network(ProgramKind::AudioDecoder, dims, |model, build| {
+            model.configs.audio_decoder_program(dims, build)
+        })?;
         self.call(ProgramKind::AudioDecoder, &network, [("latents".into(), latents.into())])
     }
 
@@ -244,7 +295,8 @@ impl Runner {
         let mel = decoded.get("mel").ok_or_else(|| PipelineError::Input("the audio decoder returned no mel".into()))?;
         let dims = <[usize; 4]>::try_from(mel.dims().to_vec())
             .map_err(|d| PipelineError::Input(format!("mel has shape {d:?}")))?;
-        let network = self.model.configs.vocoder_program(dims, &self.build)?;
+        let network =
+            self.network(ProgramKind::Vocoder, dims, |model, build| model.configs.vocoder_program(dims, build))?;
         Call::new(&mut self.executor, ProgramKind::Vocoder.name(), &network, Inputs::default().share("mel", mel), [])
     }
 }

@@ -1,5 +1,6 @@
 //! A model's configurations, and the program that each component becomes.
 
+use std::fmt::Debug;
 use std::sync::Arc;
 
 use serde_json::Value;
@@ -222,6 +223,11 @@ impl ModelConfigs {
     /// The diffusion decoder's.
     pub(crate) fn diffusion_decoder(&self) -> Result<DiffusionDecoderConfig> {
         self.read(Component::DiffusionDecoder, DiffusionDecoderConfig::from_json)
+    }
+
+    /// Choices that fix programs beside the model's own configurations.
+    pub(super) fn choices(&self) -> impl Debug {
+        (self.layers, self.vocoder_clamp, self.official, self.decoder, self.pipeline)
     }
 
     /// Whether the video is decoded by diffusion; of a run that makes no frames, none is.

@@ -1,6 +1,7 @@
 //! The denoising loop as the host runs it: a range of evaluations at a time.
 
 use std::ops::Range;
+use std::rc::Rc;
 
 use ndarray::{Array1, Array2, Array3, Axis};
 
@@ -74,7 +75,7 @@ impl CallNoise {
 
 /// The denoising loop with its tables and scales: what follows from the request's sizes alone.
 pub(crate) struct DenoiseLoop {
-    pub(super) network: Network,
+    pub(super) network: Rc<Network>,
     pub(super) call: Call<'static>,
     pub(super) carried: Vec<String>,
 }

@@ -52,7 +52,7 @@ pub struct Executor {
 /// Tensors for one run, by argument name.
 #[derive(Default)]
 pub struct Inputs<'a> {
-    owned: HashMap<String, ShardedTensor>,
+    owned: HashMap<String, Rc<ShardedTensor>>,
     borrowed: HashMap<String, &'a ShardedTensor>,
     /// Evaluations of a loop that they are for.
     evaluations: Option<usize>,
@@ -66,8 +66,8 @@ impl<'a> Inputs<'a> {
     }
 
     /// Adds a buffer.
-    pub(crate) fn give(mut self, name: &str, buffer: ShardedTensor) -> Self {
-        self.owned.insert(name.to_string(), buffer);
+    pub(crate) fn give(mut self, name: &str, buffer: impl Into<Rc<ShardedTensor>>) -> Self {
+        self.owned.insert(name.to_string(), buffer.into());
         self
     }
 
@@ -83,7 +83,7 @@ impl<'a> Inputs<'a> {
 
     /// A buffer by name.
     pub(crate) fn get(&self, name: &str) -> Option<&ShardedTensor> {
-        self.owned.get(name).or_else(|| self.borrowed.get(name).copied())
+        self.owned.get(name).map(Rc::as_ref).or_else(|| self.borrowed.get(name).copied())
     }
 }
 

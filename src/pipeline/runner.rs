@@ -1,6 +1,6 @@
 //! A model that is ready to run: its weights and programs on the devices, kept from request to request.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
 
 use super::denoise_loop::DenoiseLoop;
@@ -8,9 +8,12 @@ use super::error::PipelineError;
 use super::executor::Executor;
 use super::memory::Planned;
 use super::model::Model;
+use super::program_table::ProgramKind;
 use crate::media::{ImageH264, RoundTrip};
+use crate::models::Network;
 use crate::nn::Build;
 use crate::request::Request;
+use crate::runtime::ShardedTensor;
 use crate::sampling::denoise::DenoiseShape;
 
 /// A model, the devices it runs on, and how its networks become programs there.
@@ -27,7 +30,14 @@ pub struct Runner {
     pub(super) planned: Option<Planned>,
     /// The last loop of each name, with what the requests that can share it have in common.
     pub(super) loops: HashMap<&'static str, SharedLoop>,
+    /// Networks as they were written, by program and everything that fixes it.
+    pub(super) written: BTreeMap<(ProgramKind, String), Rc<Network>>,
+    /// The connectors' tables on the devices, by their program's hash.
+    pub(super) tables: BTreeMap<String, Rc<Tables>>,
 }
+
+/// Tables on the devices, by argument name.
+pub(super) type Tables = Vec<(String, Rc<ShardedTensor>)>;
 
 /// A loop of an earlier request: its program as it is written, with tables and scales on the devices.
 pub(super) struct SharedLoop {
@@ -39,7 +49,17 @@ pub(super) struct SharedLoop {
 impl Runner {
     /// Nothing compiled, nothing loaded.
     pub fn new(model: Model, executor: Executor, build: Build) -> Self {
-        Runner { model, executor, build, h264: ImageH264::Auto, round_trip: None, planned: None, loops: HashMap::new() }
+        Runner {
+            model,
+            executor,
+            build,
+            h264: ImageH264::Auto,
+            round_trip: None,
+            planned: None,
+            loops: HashMap::new(),
+            written: BTreeMap::new(),
+            tables: BTreeMap::new(),
+        }
     }
 
     /// From here on, memory is used as it was planned.
@@ -64,6 +84,8 @@ impl Runner {
 
     /// Drops programs, by their hashes, with what is kept for them.
     pub(crate) fn drop_programs(&mut self, dropped: &BTreeSet<String>) {
+        self.tables.retain(|hash, _| !dropped.contains(hash));
+        self.written.retain(|_, network| !dropped.contains(&network.program.hash()));
         self.loops.retain(|_, known| !dropped.contains(known.steps_loop.program().hash()));
         self.executor.drop_programs(dropped);
     }

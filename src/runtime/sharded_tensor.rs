@@ -7,6 +7,7 @@ use super::watch::Watch;
 use crate::hlo::{DType, Mesh, Sharding, Type};
 use crate::pjrt::{Buffer, BufferType, Client, Device, DeviceLayout, HostBuffer};
 use crate::tensor::Tensor;
+use crate::threads;
 
 /// Shard of a tensor on one device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -184,21 +185,25 @@ impl ShardedTensor {
             let _guard = guard(0);
             return Tensor::filled(dtype, logical_dims, |whole| Ok(self.buffers[0].read(whole)?));
         }
+        let mut different: Vec<(usize, &Shard)> = Vec::new();
+        for (i, shard) in self.addressable.iter().map(|place| &self.shards[*place]).enumerate() {
+            if different.iter().all(|(_, known)| known.start != shard.start) {
+                different.push((i, shard));
+            }
+        }
+        // Each over its own device's link.
+        let parts = threads::try_in_order(&different, different.len(), |(i, _)| {
+            let _guard = guard(*i);
+            self.buffers[*i].to_host()
+        })?;
         Tensor::filled(dtype, logical_dims, |whole| {
             let to = strides(logical_dims, dtype.size());
-            let mut seen: Vec<&Vec<usize>> = Vec::new();
-            let shards = self.addressable.iter().map(|place| &self.shards[*place]);
-            for (i, (buffer, shard)) in self.buffers.iter().zip(shards).enumerate() {
-                if seen.contains(&&shard.start) {
-                    continue;
-                }
-                seen.push(&shard.start);
+            for ((_, shard), part) in different.iter().zip(parts) {
                 let inside = logical_dims.iter().zip(&shard.start).zip(&shard.size);
                 let size: Vec<usize> =
                     inside.map(|((all, start), size)| all.saturating_sub(*start).min(*size)).collect();
                 let from = strides(&shard.size, dtype.size());
-                let _guard = guard(i);
-                copy(&buffer.to_host()?, &from, whole, &to, &shard.start, &size, dtype.size());
+                copy(&part, &from, whole, &to, &shard.start, &size, dtype.size());
             }
             Ok(())
         })

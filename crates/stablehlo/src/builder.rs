@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::rc::Rc;
 
+use indexmap::IndexMap;
+
 use super::error::{Error, Result};
 use super::program::{Argument, Output, Program};
 use super::sharding::Mesh;
@@ -62,8 +64,8 @@ pub(super) enum RegionKind {
     Choice,
 }
 
-/// Outer values with their names inside a region.
-pub(super) type Captures = Vec<(Value, Rc<str>)>;
+/// Outer values with their names inside a region, in the order of first use.
+pub(super) type Captures = IndexMap<(usize, Rc<str>), (Value, Rc<str>)>;
 
 impl RegionKind {
     fn captures(&self) -> Option<&Captures> {
@@ -89,7 +91,8 @@ pub(super) struct State {
     pub next_channel: usize,
     scopes: Vec<String>,
     locations: bool,
-    arguments: Vec<Argument>,
+    /// By name, in order.
+    arguments: IndexMap<String, Argument>,
     functions: BTreeMap<String, Function>,
     error: Option<Error>,
 }
@@ -126,7 +129,7 @@ impl Builder {
             next_channel: 1,
             scopes: Vec::new(),
             locations: true,
-            arguments: Vec::new(),
+            arguments: IndexMap::new(),
             functions: BTreeMap::new(),
             error: None,
         })))
@@ -175,15 +178,14 @@ impl Builder {
 
     /// Declares an argument of `main` with its placement.
     pub fn argument_with(&self, argument: Argument) -> Value {
-        let duplicate = self.0.borrow().arguments.iter().any(|a| a.name == argument.name);
-        if duplicate {
-            self.fail("argument", format!("'{}' is declared twice", argument.name));
-        }
         let mut s = self.0.borrow_mut();
         let name: Rc<str> = format!("%arg{}", s.arguments.len()).into();
         let ty = argument.ty.clone();
-        s.arguments.push(argument);
+        let twice = s.arguments.insert(argument.name.clone(), argument);
         drop(s);
+        if let Some(argument) = twice {
+            self.fail("argument", format!("'{}' is declared twice", argument.name));
+        }
         Value { b: self.clone(), name, ty, region: 0 }
     }
 
@@ -240,7 +242,7 @@ impl Builder {
             return self.resolve(v, level - 1);
         }
         // `main`'s arguments may be declared while a function is being written, but not be seen from inside it.
-        let known = region.kind.captures().map(|c| c.iter().find(|(o, _)| o.region == v.region && o.name == v.name));
+        let known = region.kind.captures().map(|c| c.get(&(v.region, v.name.clone())));
         match known {
             Some(Some((_, local))) => return local.clone(),
             Some(None) if level > 0 => drop(s),
@@ -254,7 +256,7 @@ impl Builder {
         if let RegionKind::Loop { captures } | RegionKind::Manual { captures } =
             &mut self.0.borrow_mut().regions[level].kind
         {
-            captures.push((v.clone(), local.clone()));
+            captures.insert((v.region, v.name.clone()), (v.clone(), local.clone()));
         }
         local
     }
@@ -397,14 +399,14 @@ impl Builder {
             text.push_str(&f.text);
         }
         let arguments =
-            list(s.arguments.iter().enumerate().map(|(i, a)| format!("%arg{i}: {}{}", a.ty, a.attributes())));
+            list(s.arguments.values().enumerate().map(|(i, a)| format!("%arg{i}: {}{}", a.ty, a.attributes())));
         let returned = list(outputs.iter().map(|o| format!("{}{}", o.ty, o.attributes())));
         text.push_str(&format!("  func.func public @main({arguments}) -> ({returned}) {{\n"));
         text.push_str(&s.regions[0].text);
         text.push_str(&format!("    return {names} : {types}\n  }}\n}}\n"));
         Ok(Program {
             text,
-            arguments: s.arguments.clone(),
+            arguments: s.arguments.values().cloned().collect(),
             results: outputs,
             mesh,
             dot_flops: s.dot_flops,
@@ -416,7 +418,7 @@ impl Builder {
     pub fn donate(&self, argument: &str, result: usize) {
         let found = {
             let mut s = self.0.borrow_mut();
-            s.arguments.iter_mut().find(|a| a.name == argument).map(|a| a.donated_to = Some(result)).is_some()
+            s.arguments.get_mut(argument).map(|a| a.donated_to = Some(result)).is_some()
         };
         if !found {
             self.fail("donate", format!("there is no argument '{argument}'"));

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use crate::DType;
-use crate::builder::{Builder, RegionKind, Value};
+use crate::builder::{Builder, Captures, RegionKind, Value};
 use crate::types::{Type, list};
 
 impl Value {
@@ -23,7 +23,7 @@ impl Builder {
         condition: impl FnOnce(&[Value]) -> Value,
         body: impl FnOnce(&[Value]) -> Vec<Value>,
     ) -> Vec<Value> {
-        self.push_region(RegionKind::Loop { captures: Vec::new() });
+        self.push_region(RegionKind::Loop { captures: Captures::new() });
         let carried: Vec<Value> = init.iter().map(|v| self.value(self.fresh(), v.ty.clone())).collect();
         let proceed = condition(&carried);
         if proceed.ty != Type::scalar(DType::Bool) {
@@ -45,11 +45,11 @@ impl Builder {
         let RegionKind::Loop { captures } = region.kind else { return init.to_vec() };
 
         let types: Vec<Type> =
-            carried.iter().map(|c| c.ty.clone()).chain(captures.iter().map(|(v, _)| v.ty.clone())).collect();
-        let starts = init.iter().chain(captures.iter().map(|(v, _)| v)).map(|v| self.name_of(v));
-        let names = carried.iter().map(|c| c.name.clone()).chain(captures.iter().map(|(_, n)| n.clone()));
+            carried.iter().map(|c| c.ty.clone()).chain(captures.values().map(|(v, _)| v.ty.clone())).collect();
+        let starts = init.iter().chain(captures.values().map(|(v, _)| v)).map(|v| self.name_of(v));
+        let names = carried.iter().map(|c| c.name.clone()).chain(captures.values().map(|(_, n)| n.clone()));
         let pairs = list(names.zip(starts.collect::<Vec<_>>()).map(|(n, s)| format!("{n} = {s}")));
-        let returned = list(next.iter().chain(captures.iter().map(|(_, n)| n)));
+        let returned = list(next.iter().chain(captures.values().map(|(_, n)| n)));
         let all = list(&types);
         let text = format!(
             "stablehlo.while({pairs}) : {all} cond {{\n{condition_text}}} do {{\n{}stablehlo.return {returned} : {all}\n}}",

@@ -1,6 +1,6 @@
 //! Sharding constraints and manual computations (Shardy).
 
-use crate::builder::{Builder, RegionKind, Value};
+use crate::builder::{Builder, Captures, RegionKind, Value};
 use crate::sharding::Sharding;
 use crate::types::{Type, list};
 
@@ -40,7 +40,7 @@ impl Builder {
         if self.is_manual() {
             self.fail("manual_computation", "a manual region does not nest".into());
         }
-        self.push_region(RegionKind::Manual { captures: Vec::new() });
+        self.push_region(RegionKind::Manual { captures: Captures::new() });
         let mut parameters = Vec::new();
         for (v, s) in operands {
             let local = s.local(&v.ty, &mesh).unwrap_or_else(|why| {
@@ -60,8 +60,8 @@ impl Builder {
         let RegionKind::Manual { captures } = region.kind else { return outputs };
         let whole = |v: &Value| Sharding(vec![Vec::new(); v.rank()]);
         let outer: Vec<(&Value, Sharding)> =
-            operands.iter().cloned().chain(captures.iter().map(|(v, _)| (v, whole(v)))).collect();
-        let inner = parameters.iter().map(|p| (&p.name, &p.ty)).chain(captures.iter().map(|(v, n)| (n, &v.ty)));
+            operands.iter().cloned().chain(captures.values().map(|(v, _)| (v, whole(v)))).collect();
+        let inner = parameters.iter().map(|p| (&p.name, &p.ty)).chain(captures.values().map(|(v, n)| (n, &v.ty)));
         let global: Vec<Type> = outputs
             .iter()
             .zip(results)
