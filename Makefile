@@ -100,9 +100,10 @@ sanitize-leaks:
 			cargo +nightly $$part $(SANITIZED) -p ltx2-pjrt || exit 1; \
 	done
 
+# Without the tests that judge times and memory, which are others under it.
 sanitize-threads:
-	for part in "--lib runtime::" "--test serve"; do \
-		RUSTFLAGS=-Zsanitizer=thread LTX2_PJRT_PLUGIN=/nowhere/cpu.so \
+	for part in "--lib runtime::" "--test serve -- --skip load:: --skip costs_little --skip slow_clients --skip within_two_seconds"; do \
+		RUSTFLAGS=-Zsanitizer=thread LTX2_PJRT_PLUGIN=/nowhere/cpu.so TSAN_OPTIONS=suppressions=$(CURDIR)/scripts/tests/threads.supp \
 			cargo +nightly test -Zbuild-std $(SANITIZED) $$part || exit 1; \
 	done
 

@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # What four GPUs of one host do, meant for nine minutes: scripts/gpu/four.sh LTX2 OUT [PART…], parts in the order of worth:
-#   ahead      compiles the programs of the next parts, many at a time, and beside that everything that no clock is kept of:
-#   bits       the same bytes from several processes, and the ends of all when one of four is killed (processes.sh)
-#   repeat     the same bytes from 20 processes on one GPU, ten of which compile for themselves (repeat.sh)
+#   ahead      compiles the programs of the next parts, many at a time, and beside that what no clock is kept of: the same bytes
+#              from one, two and four processes, and the ends of all when one of four is killed (processes.sh)
 #   steps      one step of LTX-2.0, 768x512x121 with guidance, on one GPU, then by five layouts on four
 #   two_pass   LTX-2.3 in two passes of 30 and 3 steps, four guidance branches, over cfg and over tensor, from prompt to samples
 #   permutes   `bench --micro` of what a ring passes on
@@ -11,7 +10,7 @@
 #   kernels    the kernels of two passes over tensor, by group of names
 # Prints everything; files are below OUT. A part that would begin after LIMIT seconds (540) says that it was not measured.
 set -uo pipefail
-[ $# -ge 2 ] || { sed -n '2,12s/^# //p' "$0" >&2; exit 2; }
+[ $# -ge 2 ] || { sed -n '2,11s/^# //p' "$0" >&2; exit 2; }
 ltx2=$(realpath "$1") out=$2 here=$(cd "$(dirname "$0")" && pwd)
 shift 2
 mkdir -p "$out" && out=$(realpath "$out")
@@ -54,8 +53,8 @@ ahead_of() {
 }
 ahead() {
     local each layout mesh
-    bits > "$out/bits.txt" 2>&1 &
-    repeat > "$out/repeat.txt" 2>&1 &
+    MEMORY=0.08 within 270 "$here/processes.sh" "$ltx2" "$out/processes" four > "$out/four.txt" 2>&1 &
+    MEMORY=0.12 within 270 "$here/processes.sh" "$ltx2" "$out/kills" kills > "$out/kills.txt" 2>&1 &
     local steps=(-c ltx2 --set request.width=768 --set request.height=512 --set request.num_frames=121 --set sampler.steps=4)
     ahead_of 1x1x1 denoise "${steps[@]}" --layout replicated &
     for each in "${layouts[@]}"; do
@@ -70,12 +69,10 @@ ahead() {
             --set runtime.memory_fraction=0.12 > /dev/null 2>> "$out/ahead.log" || { echo "warm $layout: failed"; tail -n 2 "$out/ahead.log"; } &
     done
     wait
-    cat "$out/bits.txt" "$out/repeat.txt"
+    cat "$out/four.txt" "$out/kills.txt"
 }
 # At once and with all their processes, which would go on to the end of a step and hold the cards.
 within() { timeout -s KILL "$@" || { [ $? -lt 124 ] || echo "$(basename "$2"): not measured to its end, cut off after $1 s"; }; }
-bits() { MEMORY=0.08 within 270 "$here/processes.sh" "$ltx2" "$out/processes"; }
-repeat() { CUDA_VISIBLE_DEVICES=3 MEMORY=0.25 within 270 "$here/repeat.sh" "$ltx2" "$out/repeat"; }
 
 steps() {
     local each layout mesh
@@ -105,11 +102,8 @@ PY
 }
 
 two_pass() {
-    local each layout mesh
-    for each in "$cfg cfg=4" "tensor tensor=4"; do
-        read -r layout mesh <<< "$each"
-        bench "two_pass-${mesh%=*}" "${branches[@]}" --programs end-to-end,denoise,refine --layout "$layout" --mesh "$mesh"
-    done
+    bench two_pass-cfg "${branches[@]}" --programs end-to-end,denoise,refine --layout "$cfg" --mesh cfg=4
+    bench two_pass-tensor "${branches[@]}" --programs end-to-end --layout tensor --mesh tensor=4
     python3 - "$out" <<'PY'
 import json, os, sys
 for axis in ("cfg", "tensor"):
@@ -157,7 +151,10 @@ kernels() {
 for part in "${@:-ahead steps two_pass permutes profiles decoder kernels}"; do
     for one in $part; do
         echo "== $one, $((SECONDS - began)) s"
-        "$one"
+        case $one in
+            ahead | steps | two_pass | permutes | profiles | decoder | kernels) "$one" ;;
+            *) echo "$(basename "$0"): no part '$one'" >&2; exit 2 ;;
+        esac
     done
 done
 echo "== $((SECONDS - began)) s"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Several processes of one run on the GPUs of this host: scripts/gpu/processes.sh LTX2 OUT [bytes] [kills], by default both. Two
-# and four processes have to give the bytes of one process with as many GPUs; killing any one has to end the others within 30 s,
-# with exit code 1, its name, and no file. Needs two GPUs, for all of it four; three to five minutes. Prints a line for each
-# check; exit code 1 if one fails.
+# Several processes of one run on the GPUs of this host: scripts/gpu/processes.sh LTX2 OUT [two] [four] [kills], by default all.
+# Two and four processes have to give the bytes of one process with as many GPUs; killing any one has to end the others within
+# 30 s, with exit code 1, its name, and no file. Needs two GPUs, for all of it four; three to five minutes. Prints a line for
+# each check; exit code 1 if one fails.
 set -uo pipefail
 ltx2=$(realpath "$1") out=$2
 shift 2
@@ -87,31 +87,30 @@ others_are_silent() {
 }
 
 nvidia-smi --query-gpu=index,name,driver_version --format=csv,noheader
-bytes() {
-    two=(--layout cfg --mesh cfg=2 --dtype f32)
-    run one_2 0,1 1 2 "${two[@]}"
-    run two_2 0,1 2 1 "${two[@]}"
+two() {
+    local cfg=(--layout cfg --mesh cfg=2 --dtype f32)
+    run one_2 0,1 1 2 "${cfg[@]}"
+    run two_2 0,1 2 1 "${cfg[@]}"
     compare two_2 one_2
     check "two_2: the second process is silent" others_are_silent two_2 2
     grep -h "process . of" "$out"/two_2.*.log
-    sequence=(--layout sequence --mesh context=2 --dtype bf16)
+    local sequence=(--layout sequence --mesh context=2 --dtype bf16)
     run one_2s 0,1 1 2 "${sequence[@]}"
     run two_2s 0,1 2 1 "${sequence[@]}"
     compare two_2s one_2s
-    if [ "$gpus" -ge 4 ]; then
-        four=(--layout sequence --mesh cfg=2,context=2 --dtype bf16)
-        run one_4 0,1,2,3 1 4 "${four[@]}"
-        run four_4 0,1,2,3 4 1 "${four[@]}"
-        compare four_4 one_4
-        run two_4 0,1,2,3 2 2 "${four[@]}"
-        compare two_4 one_4
-        # Everything is compiled by now: all take it from the cache.
-        run four_again 0,1,2,3 4 1 "${four[@]}"
-        compare four_again one_4
-        grep -h "cache hits" "$out/four_again.0.log" | sed 's/^/    /'
-    else
-        say "four processes" "not run: $gpus GPUs"
-    fi
+}
+four() {
+    [ "$gpus" -ge 4 ] || { say "four processes" "not run: $gpus GPUs"; return; }
+    local sequence=(--layout sequence --mesh cfg=2,context=2 --dtype bf16)
+    run one_4 0,1,2,3 1 4 "${sequence[@]}"
+    run four_4 0,1,2,3 4 1 "${sequence[@]}"
+    compare four_4 one_4
+    run two_4 0,1,2,3 2 2 "${sequence[@]}"
+    compare two_4 one_4
+    # Everything is compiled by now: all take it from the cache.
+    run four_again 0,1,2,3 4 1 "${sequence[@]}"
+    compare four_again one_4
+    grep -h "cache hits" "$out/four_again.0.log" | sed 's/^/    /'
 }
 
 # lost VICTIM PROCESSES GPUS [TIMEOUT]: a long run, one process of which is killed as its steps go by.
@@ -177,10 +176,13 @@ kills() {
     fi
 }
 
-for part in "${@:-bytes kills}"; do
+for part in "${@:-two four kills}"; do
     for one in $part; do
         echo "== $one"
-        "$one"
+        case $one in
+            two | four | kills) "$one" ;;
+            *) echo "$(basename "$0"): no part '$one'" >&2; exit 2 ;;
+        esac
     done
 done
 [ "$failed" -eq 0 ] && echo "all checks hold" || echo "FAILED"

@@ -50,7 +50,7 @@ impl Runner {
         sizes: impl Debug,
         write: impl Fn(&Model, &Build) -> Result<Network>,
     ) -> Result<Rc<Network>> {
-        let written = (program, format!("{:?} {sizes:?}", self.model.configs.choices()));
+        let written = (program, format!("{:?} {:?} {sizes:?}", self.build, self.model.configs.choices()));
         if let Some(known) = self.written.get(&written) {
             return Ok(known.clone());
         }
@@ -88,10 +88,11 @@ impl Runner {
         Call::new(&mut self.executor, ProgramKind::Connectors.name(), &network, inputs, given)
     }
 
-    /// The connectors' tables, which stay on the devices where all does: making and copying them takes as long as four runs.
+    /// The connectors' tables, which stay on the devices where all does: making and copying them takes longer than a run.
     fn connector_tables(&mut self, network: &Network, tokens: usize) -> Result<Rc<Tables>> {
         let program = self.executor.prepare(ProgramKind::Connectors.name(), network)?;
-        if let Some(tables) = self.tables.get(program.hash()) {
+        let made_for = (program.hash().to_string(), tokens);
+        if let Some(tables) = self.tables.get(&made_for) {
             return Ok(tables.clone());
         }
         let upload = |(name, table): (String, Tensor)| {
@@ -102,7 +103,8 @@ impl Runner {
         let tables = self.model.configs.connectors_inputs(tokens)?.into_iter().filter(is_read).map(upload);
         let tables = Rc::new(tables.collect::<Result<Tables>>()?);
         if self.executor.keeps_all() {
-            self.tables.insert(program.hash().into(), tables.clone());
+            tables.iter().try_for_each(|(_, table)| table.wait())?;
+            self.tables.insert(made_for, tables.clone());
         }
         Ok(tables)
     }

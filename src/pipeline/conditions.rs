@@ -187,8 +187,9 @@ pub(crate) fn appended_coords(
             None => condition.appended_at().map(of_image),
         })
         .collect();
-    let views: Vec<_> = each.iter().map(|c| c.view()).collect();
-    ndarray::concatenate(Dim(2), &views).unwrap_or_else(|_| Array4::zeros((1, 3, 0, 2)))
+    let none = Array4::zeros((1, 3, 0, 2));
+    let views: Vec<_> = [none.view()].into_iter().chain(each.iter().map(|c| c.view())).collect();
+    ndarray::concatenate(Dim(2), &views).expect("positions of one video along three axes")
 }
 
 #[cfg(test)]

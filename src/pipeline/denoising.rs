@@ -180,8 +180,10 @@ impl Run<'_> {
         let own = pass.shapes.own_tokens();
         let mut tokens = latents?.try_map(fixed::<f32, Ix3>)?;
         let places = pass.shapes.generated(&pass.request.conditions.video);
-        let frames: Vec<_> = places.into_iter().map(|at| tokens.video.slice(s![.., at, ..])).collect();
-        let generated = ndarray::concatenate(Dim(1), &frames).unwrap_or_else(|_| Array3::zeros((0, 0, 0)));
+        let none = tokens.video.slice(s![.., ..0, ..]);
+        let frames = places.into_iter().map(|at| tokens.video.slice(s![.., at, ..]));
+        let frames: Vec<_> = [none].into_iter().chain(frames).collect();
+        let generated = ndarray::concatenate(Dim(1), &frames).expect("tokens of one stream");
         if own < tokens.video.shape()[1] {
             tokens.video = tokens.video.slice(s![.., ..own, ..]).to_owned();
         }

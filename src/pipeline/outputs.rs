@@ -80,17 +80,21 @@ pub(super) fn check_room(
 ) -> Result<()> {
     let mut disks: BTreeMap<u64, Room> = BTreeMap::new();
     let several = options.outputs.len() > 1;
-    for (path, request) in options.outputs.iter().zip(requests) {
+    for ((path, request), job) in options.outputs.iter().zip(requests).zip(&options.jobs) {
         let frames = request.output_frames();
         let raw = if config.pipeline.extension() == "mp4" { 3 * request.width * request.height * frames } else { 0 };
         let raw = raw as f64;
         // Two channels of 16 bits.
         let sound = 4.0 * sample_rate as f64 * frames as f64 / request.output_rate();
-        for Output { key, path } in of_video(config, path, several) {
+        let dump = options.dump.iter().filter(|_| path.file_name().is_some());
+        let dump = dump.map(|dump| Output { key: "--dump", path: dump_path(dump, job, several) });
+        for Output { key, path } in of_video(config, path, several).into_iter().chain(dump) {
             let bytes = match key {
                 "output.path" => MP4.map(|part| part * raw),
                 "output.save_frames" => PNG.map(|part| part * raw),
                 "output.save_audio" => [sound; 2],
+                // Frames that are decoded, in f32; what else is dumped is small beside them.
+                "--dump" if request.decodes_video() => [4.0 * raw; 2],
                 _ => continue,
             };
             let Some(folder) = path.parent() else { continue };

@@ -32,8 +32,8 @@ pub struct Runner {
     pub(super) loops: HashMap<&'static str, SharedLoop>,
     /// Networks as they were written, by program and everything that fixes it.
     pub(super) written: BTreeMap<(ProgramKind, String), Rc<Network>>,
-    /// The connectors' tables on the devices, by their program's hash.
-    pub(super) tables: BTreeMap<String, Rc<Tables>>,
+    /// The connectors' tables on the devices, by their program's hash and tokens.
+    pub(super) tables: BTreeMap<(String, usize), Rc<Tables>>,
 }
 
 /// Tables on the devices, by argument name.
@@ -65,6 +65,9 @@ impl Runner {
     /// From here on, memory is used as it was planned.
     pub(crate) fn follow(&mut self, planned: Planned) {
         self.executor.keep(planned.keep);
+        if !self.executor.keeps_all() {
+            self.tables.clear();
+        }
         self.executor.engine().watchdog().needs(planned.needs(&self.executor));
         self.planned = Some(planned);
     }
@@ -84,7 +87,7 @@ impl Runner {
 
     /// Drops programs, by their hashes, with what is kept for them.
     pub(crate) fn drop_programs(&mut self, dropped: &BTreeSet<String>) {
-        self.tables.retain(|hash, _| !dropped.contains(hash));
+        self.tables.retain(|(hash, _), _| !dropped.contains(hash));
         self.written.retain(|_, network| !dropped.contains(&network.program.hash()));
         self.loops.retain(|_, known| !dropped.contains(known.steps_loop.program().hash()));
         self.executor.drop_programs(dropped);

@@ -34,6 +34,9 @@ pub fn shards(ty: &Type, mesh: &Mesh, sharding: Option<&Sharding>) -> Vec<Shard>
         .collect()
 }
 
+/// Bytes of shards that are copied to the host beside each other, where one has fewer.
+const IN_FLIGHT: usize = 1 << 28;
+
 /// Replicates a tensor that other processes hold shards of; each of them has to call its own.
 pub(super) type Replicate = Box<dyn Fn(&ShardedTensor) -> Result<ShardedTensor, RuntimeError> + Send + Sync>;
 
@@ -191,19 +194,20 @@ impl ShardedTensor {
                 different.push((i, shard));
             }
         }
-        // Each over its own device's link.
-        let parts = threads::try_in_order(&different, different.len(), |(i, _)| {
-            let _guard = guard(*i);
-            self.buffers[*i].to_host()
-        })?;
         Tensor::filled(dtype, logical_dims, |whole| {
             let to = strides(logical_dims, dtype.size());
-            for ((_, shard), part) in different.iter().zip(parts) {
-                let inside = logical_dims.iter().zip(&shard.start).zip(&shard.size);
-                let size: Vec<usize> =
-                    inside.map(|((all, start), size)| all.saturating_sub(*start).min(*size)).collect();
-                let from = strides(&shard.size, dtype.size());
-                copy(&part, &from, whole, &to, &shard.start, &size, dtype.size());
+            for at_once in different.chunks((IN_FLIGHT / self.device_bytes().max(1)).max(1)) {
+                // Each over its own device's link. The guards are of this thread, which knows the step.
+                let guards: Vec<_> = at_once.iter().map(|(i, _)| guard(*i)).collect();
+                let parts = threads::try_in_order(at_once, at_once.len(), |(i, _)| self.buffers[*i].to_host())?;
+                drop(guards);
+                for ((_, shard), part) in at_once.iter().zip(parts) {
+                    let inside = logical_dims.iter().zip(&shard.start).zip(&shard.size);
+                    let size: Vec<usize> =
+                        inside.map(|((all, start), size)| all.saturating_sub(*start).min(*size)).collect();
+                    let from = strides(&shard.size, dtype.size());
+                    copy(&part, &from, whole, &to, &shard.start, &size, dtype.size());
+                }
             }
             Ok(())
         })

@@ -235,7 +235,7 @@ pub(crate) fn unpack_audio(tokens: ArrayView3<f32>, shape: &AudioShape) -> Resul
     Ok(Array4::from_shape_fn((batch, channels, length, mel_bins), |(b, c, l, m)| tokens[[b, l, c * mel_bins + m]]))
 }
 
-/// `[B, a, b]` to `[B, b, a]`: what patches of one latent cell are packed by, in a tenth of the time that eight dimensions take.
+/// `[B, a, b]` to `[B, b, a]`: what patches of one latent cell are packed by; ndarray turns three dimensions faster than eight.
 fn turned(values: ArrayView3<f32>) -> Array3<f32> {
     values.permuted_axes([0, 2, 1]).as_standard_layout().into_owned()
 }

@@ -136,17 +136,24 @@ fn what_fails_beside_the_video_keeps_the_rest() {
 /// The bytes of a run's files are known before the work: a disk that has no room for them is said then.
 #[needs(cpu, mount)]
 fn a_disk_without_the_room_is_said_first() {
-    let folder = Folder::new();
-    let (sound, disk) =
-        (folder.path("disk/sound.wav").display().to_string(), folder.path("disk").display().to_string());
-    let (ran, left) = folder.on_a_disk("size=8k", ":", "out.mp4", &["--save-audio", &sound]);
-    let error = error(&ran);
-    let start =
-        format!("error: output.save_audio: {disk} has 0.01 MiB free, and what is written there needs at least 0.");
-    assert!(error.starts_with(&start) && error.ends_with("; free some, or name a place on another disk"), "{error}");
-    assert!(!stderr(&ran).contains("denoise"), "nothing was begun: {}", stderr(&ran));
-    assert_eq!(left, [""; 0]);
-    assert_eq!(folder.names(""), ["disk", "tmp"], "nothing is left");
+    for (key, flag, name, size) in [
+        ("output.save_audio", "--save-audio", "disk/sound.wav", ("size=8k", "0.01")),
+        ("--dump", "--dump", "disk/dump.safetensors", ("size=256k", "0.25")),
+    ] {
+        let folder = Folder::new();
+        let (path, disk) = (folder.path(name).display().to_string(), folder.path("disk").display().to_string());
+        let (ran, left) = folder.on_a_disk(size.0, ":", "out.mp4", &[flag, &path]);
+        let error = error(&ran);
+        let start =
+            format!("error: {key}: {disk} has {} MiB free, and what is written there needs at least 0.", size.1);
+        assert!(
+            error.starts_with(&start) && error.ends_with("; free some, or name a place on another disk"),
+            "{error}"
+        );
+        assert!(!stderr(&ran).contains("denoise"), "nothing was begun: {}", stderr(&ran));
+        assert_eq!(left, [""; 0]);
+        assert_eq!(folder.names(""), ["disk", "tmp"], "nothing is left");
+    }
 }
 
 /// Said before the model is looked for.

@@ -109,10 +109,25 @@ fn unsafe_stands_where_c_is_called() {
 
 /// Statements that go on with a default where a call cannot fail, or fails for a reason that no default stands for.
 fn made_up(code: &str) -> Vec<String> {
-    let sure = ["serde_json::to_", ".as_slice", "_shape", "broadcast", "try_from(", ".lock()", ".join()", ".position("];
-    let mut before: Vec<&str> = code.split(".unwrap_or_default()").collect();
-    before.pop();
-    let statements = before.iter().map(|text| text.rsplit([';', '{', '}']).next().unwrap_or(text));
+    let sure = [
+        "serde_json::to_",
+        ".as_slice",
+        "_shape",
+        "broadcast",
+        "try_from(",
+        ".lock()",
+        ".join()",
+        ".position(",
+        "concatenate(",
+        "stack(",
+    ];
+    let before = |default: &'static str| {
+        let mut parts: Vec<&str> = code.split(default).collect();
+        parts.pop();
+        parts
+    };
+    let all = [".unwrap_or_default()", ".unwrap_or_else(|_| "].into_iter().flat_map(before);
+    let statements = all.map(|text| text.rsplit([';', '{', '}']).next().unwrap_or(text));
     statements.filter(|s| sure.iter().any(|call| s.contains(call))).map(|s| s.trim().to_string()).collect()
 }
 
@@ -121,6 +136,8 @@ fn what_cannot_fail_is_expected_not_defaulted() {
     let planted =
         "let a = 1;\nlet b = x\n    .as_slice()\n    .unwrap_or_default();\nlet c = map.get(d).unwrap_or_default();";
     assert_eq!(made_up(planted), ["let b = x\n    .as_slice()"]);
+    let planted = "let a = ndarray::concatenate(Axis(0), &all).unwrap_or_else(|_| Array1::zeros(0));";
+    assert_eq!(made_up(planted), ["let a = ndarray::concatenate(Axis(0), &all)"]);
     let mut wrong = Vec::new();
     for path in [sources(Path::new("src")), sources(Path::new("crates"))].concat() {
         wrong.extend(made_up(&code(&path)).into_iter().map(|s| format!("{}: {s}", path.display())));
