@@ -1,22 +1,25 @@
 #!/usr/bin/env bash
 # What four GPUs of one host do, meant for nine minutes: scripts/gpu/four.sh LTX2 OUT [PART…], parts in the order of worth:
 #   ahead      compiles the programs of the next parts, many at a time, and beside that what no clock is kept of: the same bytes
-#              from one, two and four processes, and the ends of all when one of four is killed (processes.sh)
+#              from one, two and four processes, the ends of all when one of four is killed (processes.sh), and how far each layout's
+#              latents in bf16 are from one GPU's (ring.sh)
 #   steps      one step of LTX-2.0, 768x512x121 with guidance, on one GPU, then by five layouts on four
 #   two_pass   LTX-2.3 in two passes of 30 and 3 steps, four guidance branches, over cfg and over tensor, from prompt to samples
-#   permutes   `bench --micro` of what a ring passes on
 #   profiles   six blocks of each layout: communication that work overlaps, and that it does not
 #   decoder    the video decoder over four
-#   kernels    the kernels of two passes over tensor, by group of names
-# Prints everything; files are below OUT. A part that would begin after LIMIT seconds (540) says that it was not measured.
+#   kernels    the kernels of two passes over tensor, by group of names and the longest
+#   permutes   `bench --micro` of what a ring passes on; only if it is named
+# Prints everything; files are below OUT. A part that would begin after LIMIT seconds (540) says that it was not measured. SET=KEY=VALUE
+# is an option for what is timed and traced.
 set -uo pipefail
-[ $# -ge 2 ] || { sed -n '2,11s/^# //p' "$0" >&2; exit 2; }
+[ $# -ge 2 ] || { sed -n '2,14s/^# //p' "$0" >&2; exit 2; }
 ltx2=$(realpath "$1") out=$2 here=$(cd "$(dirname "$0")" && pwd)
 shift 2
 mkdir -p "$out" && out=$(realpath "$out")
 # Multicast over NVLink takes the switch's rights; nothing here needs it.
 export NCCL_NVLS_ENABLE=0 LTX2_COMPILE_CACHE="$out/cache"
 began=$SECONDS limit=${LIMIT:-540}
+more=(${SET:+--set "$SET"})
 gpus=$(nvidia-smi -L | wc -l)
 nvidia-smi --query-gpu=index,name,driver_version,power.limit --format=csv,noheader | tee "$out/cards.txt"
 [ "$gpus" -ge 4 ] || { echo "not measured: $gpus of 4 GPUs"; exit 1; }
@@ -35,7 +38,7 @@ bench() {
     shift
     rm -f "$out/$name.json"
     room "$name" || return 0
-    timeout -k 5 "$left" "$ltx2" bench --weights random --platform cuda --runs 3 --json "$out/$name.json" "$@" \
+    timeout -k 5 "$left" "$ltx2" bench --weights random --platform cuda --runs "${RUNS:-3}" "${more[@]}" --json "$out/$name.json" "$@" \
         > "$out/$name.txt" 2> "$out/$name.log" || { echo "$name: failed"; tail -n 3 "$out/$name.log"; }
 }
 
@@ -49,27 +52,31 @@ ahead_of() {
     local target=$1 program=$2
     shift 2
     timeout -k 5 200 "$ltx2" -q compile --weights random --target "cuda:$kind:$target" --program "$program" \
-        --save "$LTX2_COMPILE_CACHE" "$@" > /dev/null 2>> "$out/ahead.log" || { echo "ahead: $*: failed"; tail -n 2 "$out/ahead.log"; }
+        --save "$LTX2_COMPILE_CACHE" "${more[@]}" "$@" > /dev/null 2>> "$out/ahead.log" || { echo "ahead: $*: failed"; tail -n 2 "$out/ahead.log"; }
 }
 ahead() {
     local each layout mesh
     MEMORY=0.08 within 270 "$here/processes.sh" "$ltx2" "$out/processes" four > "$out/four.txt" 2>&1 &
     MEMORY=0.12 within 270 "$here/processes.sh" "$ltx2" "$out/kills" kills > "$out/kills.txt" 2>&1 &
+    MEMORY=0.06 within 200 "$here/ring.sh" "$ltx2" "$out/distances" "${layouts[@]}" > "$out/distances.txt" 2>&1 &
     local steps=(-c ltx2 --set request.width=768 --set request.height=512 --set request.num_frames=121 --set sampler.steps=4)
+    # As `profile` compiles them: six blocks, all steps, no graphs.
+    local traced=("${steps[@]:0:8}" --set model.blocks=6 --set runtime.xla_flags.xla_gpu_graph_min_graph_size=2147483647)
     ahead_of 1x1x1 denoise "${steps[@]}" --layout replicated &
     for each in "${layouts[@]}"; do
         read -r layout mesh <<< "$each"
         ahead_of 1x1x4 denoise "${steps[@]}" --layout "$layout" --mesh "$mesh" &
+        ahead_of 1x1x4 denoise "${traced[@]}" --layout "$layout" --mesh "$mesh" &
     done
     ahead_of 1x1x4 video-decoder "${steps[@]}" --layout sequence --mesh cfg=2,context=2 &
     ahead_of 1x1x1 video-decoder "${steps[@]}" --layout replicated &
     for each in "$cfg cfg=4" "tensor tensor=4"; do
         read -r layout mesh <<< "$each"
-        timeout -k 5 200 "$ltx2" -q warm "${branches[@]}" --weights random --platform cuda --layout "$layout" --mesh "$mesh" \
+        timeout -k 5 200 "$ltx2" -q warm "${branches[@]}" "${more[@]}" --weights random --platform cuda --layout "$layout" --mesh "$mesh" \
             --set runtime.memory_fraction=0.12 > /dev/null 2>> "$out/ahead.log" || { echo "warm $layout: failed"; tail -n 2 "$out/ahead.log"; } &
     done
     wait
-    cat "$out/four.txt" "$out/kills.txt"
+    cat "$out/four.txt" "$out/kills.txt" "$out/distances.txt"
 }
 # At once and with all their processes, which would go on to the end of a step and hold the cards.
 within() { timeout -s KILL "$@" || { [ $? -lt 124 ] || echo "$(basename "$2"): not measured to its end, cut off after $1 s"; }; }
@@ -102,16 +109,17 @@ PY
 }
 
 two_pass() {
-    bench two_pass-cfg "${branches[@]}" --programs end-to-end,denoise,refine --layout "$cfg" --mesh cfg=4
-    bench two_pass-tensor "${branches[@]}" --programs end-to-end --layout tensor --mesh tensor=4
+    bench two_pass-cfg "${branches[@]}" --programs end-to-end --layout "$cfg" --mesh cfg=4
+    RUNS=1 bench two_pass-tensor "${branches[@]}" --programs end-to-end --layout tensor --mesh tensor=4
     python3 - "$out" <<'PY'
 import json, os, sys
 for axis in ("cfg", "tensor"):
     path = f"{sys.argv[1]}/two_pass-{axis}.json"
     if os.path.exists(path):
-        report = json.load(open(path))
-        loops = {name: p["median"] for name, p in report["programs"].items()}
-        print(f"two passes over {axis}: " + ", ".join(f"{name} {seconds:.4f} s" for name, seconds in loops.items()))
+        whole = json.load(open(path))["programs"]["end_to_end"]
+        parts = {name: part["device"] for name, part in whole["parts"].items()}
+        print(f"two passes over {axis}: {whole['median']:.4f} s, {whole['min']:.4f} the fastest of {len(whole['seconds'])}; on the devices", end="")
+        print(f" a step {parts['denoise'] / 30:.4f}, of the second pass {parts['refine'] / 3:.4f} s")
 PY
 }
 
@@ -127,7 +135,7 @@ profiles() {
         read -r layout mesh <<< "$each"
         room "profile of $layout" || return 0
         timeout -k 5 "$left" "$ltx2" profile -c ltx2 --weights random --set model.blocks=6 --platform cuda --layout "$layout" \
-            --mesh "$mesh" "${size[@]}" -o "$out/profile-$layout" > "$out/profile-$layout.txt" 2> "$out/profile-$layout.log" \
+            --mesh "$mesh" "${size[@]}" "${more[@]}" -o "$out/profile-$layout" > "$out/profile-$layout.txt" 2> "$out/profile-$layout.log" \
             || { echo "profile of $layout: failed"; tail -n 3 "$out/profile-$layout.log"; continue; }
         find "$out/profile-$layout" -name '*.xplane.pb' -delete
         echo "$layout ($mesh), 6 blocks, ms a step:"
@@ -144,11 +152,18 @@ decoder() {
 kernels() {
     room kernels 40 || return 0
     timeout -k 5 "$left" "$here/kernels.sh" "$out/kernels.tsv" "$ltx2" bench --weights random --platform cuda --runs 1 \
-        "${branches[@]}" --programs denoise,refine --layout tensor --mesh tensor=4 > "$out/kernels.txt" 2> "$out/kernels.log" \
-        && sort -rn "$out/kernels.tsv" | head -n 15 | cut -c1-150
+        "${branches[@]}" "${more[@]}" --programs denoise,refine --layout tensor --mesh tensor=4 > "$out/kernels.txt" 2> "$out/kernels.log" \
+        || { tail -n 3 "$out/kernels.log"; return; }
+    awk -F'\t' '
+        { group = "passes" } /nvjet|gemm/ { group = "matmuls" } /sdpa/ { group = "attention" } /nccl/ { group = "collectives" }
+        $3 ~ /^copy/ { group = "copies" }
+        { of[group] += $1; launches[group] += $2; all += $1 }
+        END { for (group in of) printf "%-12s %6.2f s %5.1f %% %9d launches\n", group, of[group] / 1e9, of[group] / all * 100, launches[group] }
+    ' "$out/kernels.tsv" | sort -k2 -rn
+    sort -rn "$out/kernels.tsv" | head -n 12 | cut -c1-150
 }
 
-for part in "${@:-ahead steps two_pass permutes profiles decoder kernels}"; do
+for part in "${@:-ahead steps two_pass profiles decoder kernels}"; do
     for one in $part; do
         echo "== $one, $((SECONDS - began)) s"
         case $one in

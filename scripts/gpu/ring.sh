@@ -1,10 +1,14 @@
 #!/usr/bin/env bash
-# Attention split over two GPUs by cuDNN's kernel, its parts joined by its sums: scripts/gpu/ring.sh LTX2 [OUT]. Prints how far each
-# way is from one GPU's attention on the same random weights, beside another kernel's distance, and what a step of the published
-# size takes by `ring` and by `sequence`. About four minutes on two H100s. Needs the CUDA plugin (`ltx2 plugin install cuda`, or
-# jax's in LTX2_PJRT_PLUGIN) and python3. PLATFORM=cpu tries the script itself, without cuDNN and the published size.
+# Attention split over two and four GPUs by cuDNN's kernel, its parts joined by its sums: scripts/gpu/ring.sh LTX2 [OUT] ["LAYOUT MESH" …].
+# Prints how far each way is from one GPU's attention on the same random weights, beside another kernel's distance, and what a step of
+# the published size takes by `ring` and by `sequence` on two. With ways named it prints their distances alone, at the first size.
+# About four minutes on two H100s; MEMORY (0.7) is the part of a card's memory for a run of the distances. Needs the CUDA plugin
+# (`ltx2 plugin install cuda`, or jax's in LTX2_PJRT_PLUGIN) and python3. PLATFORM=cpu tries the script itself, without cuDNN and the
+# published size.
 set -euo pipefail
 ltx2=$1 out=${2:-out/ring} platform=${PLATFORM:-cuda}
+shift $(($# < 2 ? $# : 2))
+named=("$@")
 mkdir -p "$out"
 export LTX2_COMPILE_CACHE=$out/cache
 # Multicast over NVLink takes the switch's rights; nothing here needs it.
@@ -34,8 +38,9 @@ P
 latents() {
 	local name=$1
 	shift
-	timeout 120 "$ltx2" generate -c nano_2_0 --model "$model" --weights random --platform "$platform" --dtype bf16 --steps 1 --seed 3 \
-		--guidance-scale 3 -p "a lighthouse" --force -o "$out/$name.mp4" --dump "$out/$name.safetensors" "$@" \
+	# In the script's own group of processes: what ends that ends it too.
+	timeout --foreground 120 "$ltx2" generate -c nano_2_0 --model "$model" --weights random --platform "$platform" --dtype bf16 --steps 1 --seed 3 \
+		--set runtime.memory_fraction="${MEMORY:-0.7}" --guidance-scale 3 -p "a lighthouse" --force -o "$out/$name.mp4" --dump "$out/$name.safetensors" "$@" \
 		> "$out/$name.log" 2>&1 || { echo "$name fails: $(tail -n 1 "$out/$name.log")"; return 1; }
 	grep "own operations" "$out/$name.log" || true
 }
@@ -50,8 +55,14 @@ print(", ".join(f"{stream} {tensors['latents.' + stream]['relative_l2']:.2e}" fo
 P
 }
 
+# What is compared with one GPU: layout, mesh.
+ways=("sequence context=2" "ring context=2" "hybrid context=2") sizes=("384 256 41" "224 96 17")
+[ "$platform" = cuda ] && [ "$(wc -l < "$out/card.txt")" -ge 4 ] && ways+=("sequence cfg=2,context=2" "ring cfg=2,context=2"
+	"cfg-ulysses cfg=2,context=2" "hybrid context=4" "tensor cfg=2,tensor=2")
+[ "${#named[@]}" -eq 0 ] || ways=("${named[@]}") sizes=("${sizes[0]}")
+
 # Both halves of a sequence without filling, and with some, which a mask hides.
-for size in "384 256 41" "224 96 17"; do
+for size in "${sizes[@]}"; do
 	read -r width height frames <<< "$size"
 	pixels=(--width "$width" --height "$height" --num-frames "$frames") label=${width}x${height}x$frames
 	echo "$label: relative L2 from one GPU by cuDNN"
@@ -59,15 +70,16 @@ for size in "384 256 41" "224 96 17"; do
 	latents "$label-plain" "${pixels[@]}" "${one[@]}" --set runtime.attention=plain
 	echo "  one GPU, XLA's operations: $(distance "$label-plain" "$label-one")"
 	# `sequence` gathers the keys of video attention; its audio meets split keys, as in every layout here.
-	layouts=(sequence ring hybrid)
-	[ "$size" = "224 96 17" ] && layouts=(ring)
-	for layout in "${layouts[@]}"; do
-		latents "$label-$layout" "${pixels[@]}" --layout "$layout" --mesh context=2 "${cudnn[@]}" || continue
-		echo "  $layout, two GPUs: $(distance "$label-$layout" "$label-one")"
+	for way in "${ways[@]}"; do
+		read -r layout mesh <<< "$way"
+		[ "$size" = "224 96 17" ] && [ "$layout" != ring ] && continue
+		name=$label-$layout-${mesh//[=,]/-}
+		latents "$name" "${pixels[@]}" --layout "$layout" --mesh "$mesh" "${cudnn[@]}" || continue
+		echo "  $layout, $mesh: $(distance "$name" "$label-one")"
 	done
 done
 
-[ "$platform" = cuda ] || exit 0
+[ "$platform" = cuda ] && [ "${#named[@]}" -eq 0 ] || exit 0
 echo "ltx2 at 1024x576x65 on two GPUs, a denoising step:"
 for layout in sequence ring; do
 	"$ltx2" bench -c ltx2 --weights random --platform cuda --layout "$layout" --mesh context=2 "${cudnn[@]}" --width 1024 --height 576 \

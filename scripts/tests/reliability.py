@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Prints the table of failure modes with what its tests did: pass, fail, or not run.
+"""Prints the table of failure modes with what its tests did: pass, fail, not run, or pass in their short form alone.
 
     scripts/tests/reliability.py          by the last run of each tier (`make test`, `make test-full`, `make test-tpu` …) on these files
-    scripts/tests/reliability.py --run    the same, once every test that passed in none of them was run by itself, long ones too
+    scripts/tests/reliability.py --run    the same, once every test that passed in none of them was run by itself, in full
 
-A row passes only if every test that it names ran and passed. Exit code 1 unless all do.
+A row passes only if every test that it names ran and passed, in full where it has a short form. Exit code 1 unless all do.
 """
 
 import json
@@ -44,11 +44,17 @@ def known():
         if json.loads(about).get("tree") != own:
             print(f"{file.name}: of other files than these, left out", file=sys.stderr)
             continue
+        times = file.with_name(file.name.replace(".results.", ".times."))
+        timed = map(json.loads, times.read_text().splitlines() if times.exists() else [])
+        short = {f"{line['binary']} {line['test']}" for line in timed if line.get("short")}
         for line in map(json.loads, lines):
-            # Unit tests of all crates are one step.
-            binary = "lib" if line["binary"] in ("lib", "unit") else line["binary"]
-            if line["ended"] != "ignored":
-                ended[f"{binary} {line['test']}"] = "pass" if line["ended"] == "ok" else "FAIL"
+            # A step is a binary, "in full" or not; unit tests of all crates are one step.
+            binary = line["binary"].split(",")[0]
+            test = f"{'lib' if binary == 'unit' else binary} {line['test']}"
+            state = "FAIL" if line["ended"] != "ok" else "short" if test in short else "pass"
+            # What passed in full is not less for a later run in short.
+            if line["ended"] != "ignored" and (state != "short" or ended.get(test) != "pass"):
+                ended[test] = state
     return ended
 
 
@@ -83,11 +89,12 @@ def main():
             print(f"\n## {section}\n")
             last = section
         states = {test: ended.get(key(test), "not run") for test in tests}
-        row = next((state for state in ("FAIL", "not run") if state in states.values()), "pass")
+        row = next((state for state in ("FAIL", "not run", "short") if state in states.values()), "pass")
         counts[row] += 1
         missing = "; ".join(test for test, state in states.items() if state == row != "pass")
         print(f"{row:8} {fault}{f' ({missing})' if missing else ''}")
-    print(f"\n{len(table)} rows: {counts['pass']} pass, {counts['FAIL']} fail, {counts['not run']} not run")
+    short = f", {counts['short']} in short forms of their tests alone" if counts["short"] else ""
+    print(f"\n{len(table)} rows: {counts['pass']} pass, {counts['FAIL']} fail, {counts['not run']} not run{short}")
     sys.exit(counts["pass"] != len(table))
 
 

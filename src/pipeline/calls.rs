@@ -3,6 +3,7 @@
 
 use std::fmt::Debug;
 use std::rc::Rc;
+use std::time::Instant;
 
 use half::bf16;
 use ndarray::{Array4, Array5};
@@ -54,7 +55,9 @@ impl Runner {
         if let Some(known) = self.written.get(&written) {
             return Ok(known.clone());
         }
+        let since = Instant::now();
         let network = self.executor.accepted(program.name(), &self.build, |build| write(&self.model, build))?;
+        tracing::debug!(program = program.name(), seconds = since.elapsed().as_secs_f64(), "wrote the text");
         Ok(self.written.entry(written).or_insert(Rc::new(network)).clone())
     }
 

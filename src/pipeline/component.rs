@@ -7,6 +7,7 @@ pub(crate) use super::component_inputs::Scalars;
 use super::configs::ModelConfigs;
 use super::error::{PipelineError, Result};
 use super::executor::{Executor, Inputs};
+use super::memory::explain_alone;
 use super::program_table::ProgramKind;
 use crate::models::Network;
 use crate::nn::Build;
@@ -36,9 +37,10 @@ pub fn run_component(
         inputs = made;
         Ok(network)
     })?;
-    let program = executor.prepare(name, &network)?;
-    let inputs = executor.give_all(&program, Inputs::default(), inputs)?;
-    let outputs = executor.run(&program, &inputs)?;
+    let program = executor.prepare(name, &network).map_err(|e| explain_alone(e, &network, None, executor))?;
+    let inputs = executor.give_all(&program, Inputs::default(), inputs);
+    let outputs = inputs.and_then(|inputs| executor.run(&program, &inputs));
+    let outputs = outputs.map_err(|e| explain_alone(e, &network, Some(&program), executor))?;
     network.program.results.iter().map(|r| Ok((r.name.clone(), outputs.tensor(&r.name)?))).collect()
 }
 

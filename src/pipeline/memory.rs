@@ -17,7 +17,7 @@ use crate::config::{Chain, Config, NumFrames, Residency, Tiling, shipped_layouts
 use crate::models::Network;
 use crate::nn::Build;
 use crate::runtime::processes::Group;
-use crate::runtime::{During, RuntimeError, SpanKind, device_bytes};
+use crate::runtime::{During, Executable, RuntimeError, SpanKind, device_bytes};
 
 /// The part of free memory that is not planned with: allocators leave gaps, and results of one program wait for the next.
 const SPARE: f64 = 0.03;
@@ -193,16 +193,13 @@ impl Plan {
         if tried > alone {
             text += &format!(" and {:.2} with what stays loaded", gib(tried));
         }
-        match known {
-            Some(bytes) => text + &format!(", {:.2} GiB may be used", gib(bytes)),
-            None => text + ", what is free is not known",
-        }
+        text + &may_be_used(known)
     }
 
     /// An error of too little memory in the plan's words: what is needed, what is free, the cheapest change that fits. Others
     /// stay as they are. `keep` is what stays on the devices, none before that is decided.
     fn explain(&self, error: PipelineError, keep: Option<Keep>, executor: &Executor, build: &Build) -> PipelineError {
-        let PipelineError::Runtime(RuntimeError::OutOfMemory { during, name, source }) = &error else { return error };
+        let PipelineError::Runtime(RuntimeError::OutOfMemory { name, .. }) = &error else { return error };
         let Some(need) = self.need_of(name) else { return error };
         let (alone, least) = (self.alone(need), self.largest().map_or(0, |(_, bytes)| bytes));
         // What was tried took more than there is, whatever the devices say.
@@ -221,12 +218,7 @@ impl Plan {
         let would =
             if need.work.is_some() { WOULD_FIT } else { "needs less, as far as can be told without compiling it" };
         let change = change.map_or_else(|| NOTHING_FITS.into(), |change| format!("{change} {would}"));
-        let needs = self.needed(need, keep, known);
-        let what = if *during == During::Load { "parameters of " } else { "" };
-        let said = one_line(source);
-        PipelineError::TooLarge(format!(
-            "{during} {what}{name}: a device has too little memory: {needs}: {change}; the plugin says: {said}"
-        ))
+        too_little(error, &self.needed(need, keep, known), &change)
     }
 
     /// Components that stay on the devices; none where the run has no room.
@@ -256,6 +248,37 @@ impl Plan {
         let free = self.limit.map_or("not known here".to_string(), |bytes| format!("{:.3}", gib(bytes)));
         let _ = write!(text, "  {:<24}{free:>14}", "may be used");
         text
+    }
+}
+
+/// An error of too little memory with what is needed and what to change. Others stay as they are.
+fn too_little(error: PipelineError, needs: &str, change: &str) -> PipelineError {
+    let PipelineError::Runtime(RuntimeError::OutOfMemory { during, name, source }) = &error else { return error };
+    let what = if *during == During::Load { "parameters of " } else { "" };
+    let said = one_line(source);
+    PipelineError::TooLarge(format!(
+        "{during} {what}{name}: a device has too little memory: {needs}: {change}; the plugin says: {said}"
+    ))
+}
+
+/// An error of a program that runs by itself, `compiled` or not yet: of too little memory with what it needs and what is free. Others
+/// stay as they are.
+pub(super) fn explain_alone(
+    error: PipelineError,
+    network: &Network,
+    compiled: Option<&Executable>,
+    executor: &Executor,
+) -> PipelineError {
+    let parameters: usize = network.params.iter().map(|p| device_bytes(&network.program, p)).sum();
+    let bytes = parameters + compiled.and_then(|compiled| work(network, compiled)).unwrap_or_else(|| io(network));
+    let needs = format!("it needs {:.2} GiB a device{}", gib(bytes), may_be_used(free_here(executor)));
+    too_little(error, &needs, "take a smaller input, or more devices and a layout that splits it (--layout, --mesh)")
+}
+
+fn may_be_used(known: Option<usize>) -> String {
+    match known {
+        Some(bytes) => format!(", {:.2} GiB may be used", gib(bytes)),
+        None => ", what is free is not known".into(),
     }
 }
 

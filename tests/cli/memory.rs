@@ -5,7 +5,8 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use crate::support::standin::{self, Fault, RESOURCE_EXHAUSTED, Standin};
-use crate::support::{self, needs};
+use crate::support::{self, cases, needs};
+use ltx2::pipeline::tensors;
 use serde_json::Value;
 
 /// A run of a small model with settings of `runtime`, in a two-stage pipeline whose transformer loads twice.
@@ -130,5 +131,35 @@ fn memory_that_runs_out_is_told_in_the_plan_s_words() {
         let ran = command(&out, &[before, &flags].concat()).output().expect("the binary runs");
         assert!(ran.status.success(), "{flags:?}: {}", stderr(&ran));
         [&out, &out.with_extension("json")].iter().for_each(|file| std::fs::remove_file(file).expect("removed"));
+    }
+}
+
+#[needs(cpu)]
+fn memory_that_one_component_lacks_is_told() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let (given, made) = (dir.path().join("in.safetensors"), dir.path().join("out.safetensors"));
+    let case = cases("vocoder").into_iter().next().expect("a case");
+    let inputs: Vec<_> = case.inputs.iter().map(|(name, tensor)| (name.clone(), tensor.clone())).collect();
+    tensors::write(&given, &inputs).expect("written");
+    let said = "out of memory while trying to allocate 1 GiB";
+    let fault = || Fault::Fail(RESOURCE_EXHAUSTED, said);
+    let (known, none) = (standin::programs(), dir.path().join("cache"));
+    let faults = [
+        ("compiling vocoder", Standin::new().at("PJRT_Client_Compile", 1, &fault()), &none),
+        ("loading parameters of vocoder", Standin::new().at("PJRT_Client_BufferFromHostBuffer", 1, &fault()), &known),
+        ("running vocoder", Standin::new().execution("vocoder", 1, &fault()), &known),
+    ];
+    for (doing, standin, cache) in faults {
+        let mut run = support::ltx2();
+        run.args(["run", "vocoder", "--platform", "cpu", "--dtype", "f32", "--model"]).arg(&case.model);
+        run.arg("--inputs").arg(&given).arg("-o").arg(&made);
+        let ran = standin.give(&mut run).env("LTX2_COMPILE_CACHE", cache).output().expect("runs");
+        let error =
+            stderr(&ran).lines().find_map(|line| line.strip_prefix("error: ").map(str::to_string)).expect("an error");
+        assert_eq!(ran.status.code(), Some(1), "{error}");
+        let words =
+            format!("{doing}: a device has too little memory: it needs 0.00 GiB a device, what is free is not known: ");
+        assert!(error.starts_with(&words) && error.ends_with(said) && error.contains("--mesh"), "{error}");
+        assert!(!made.exists(), "nothing is written");
     }
 }

@@ -39,3 +39,17 @@ fn parameters_load_beside_programs_in_the_order_of_use() {
     let ready = of("compile").into_iter().chain(of("cache")).map(|span| at(span, "to")).fold(0.0, f64::max);
     assert!(at(loads[0], "from") < ready && ready <= at(of("run")[0], "to"), "{spans:?}");
 }
+
+/// A program's text is written for the plan and for the first of several videos, and kept for the others.
+#[needs(cpu)]
+fn texts_of_programs_are_written_once_for_several_videos() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let mut run = support::ltx2();
+    run.args(["generate", "-c", support::tiny(), "-vv", "--num-videos", "2", "-o"]).arg(dir.path().join("videos"));
+    let ran = run.output().expect("runs");
+    let said = String::from_utf8_lossy(&ran.stderr);
+    assert!(ran.status.success(), "{said}");
+    let texts: Vec<&str> = said.lines().filter(|line| line.contains("wrote the text")).collect();
+    let of = |program: &str| texts.iter().filter(|line| line.contains(&format!("program=\"{program}\""))).count();
+    assert_eq!(["text_encoder", "connectors", "denoise", "video_decoder"].map(of), [1; 4], "{texts:#?}");
+}

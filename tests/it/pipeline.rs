@@ -87,6 +87,23 @@ fn chunks_give_the_same_bits_and_nothing_is_compiled_twice() {
     assert_eq!(statistics["denoise"].executions, 1 + 5 + 3 + 2 + 1);
 }
 
+/// Networks are kept as they were written, but not for a model that is read in another way.
+#[needs(cpu)]
+fn a_model_that_is_read_otherwise_is_written_anew() {
+    let (client, model) = (cpu(8), "tests/fixtures/models/tiny_2_3");
+    let mut runner = open(&client, model, plain(DType::F32));
+    let case = cases("pipeline").into_iter().find(|c| c.name.ends_with("tiny_2_3_guided")).expect("a case");
+    let request = request(&case, &runner.model);
+    let sound = |runner: &mut _| dumped(&generate(runner, &request, &dumping(None)), "audio").clone();
+    let by_diffusers = sound(&mut runner);
+    runner.model.configs = runner.model.configs.with_vocoder_clamp(true);
+    let by_lightricks = sound(&mut runner);
+    let mut alone = open(&client, model, plain(DType::F32));
+    alone.model.configs = alone.model.configs.with_vocoder_clamp(true);
+    assert!(by_lightricks == sound(&mut alone), "a text that was kept is another model's");
+    assert!(by_lightricks != by_diffusers, "the clamp changes what is heard");
+}
+
 /// Checkpoints of one request's loop are refused by another.
 #[needs(cpu)]
 fn a_request_behind_another_is_what_it_is_alone() {

@@ -9,6 +9,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use crate::site::Client;
+use crate::support::standin::{Fault, Standin};
 use crate::support::{self, needs};
 use serde_json::{Value, json};
 
@@ -26,6 +27,10 @@ struct Served {
 
 impl Served {
     fn start(state: &Path, more: &[&str], failpoint: Option<&str>) -> Self {
+        Served::start_with(state, more, |serve| serve.envs(failpoint.map(|point| ("LTX2_FAILPOINT", point))))
+    }
+
+    fn start_with(state: &Path, more: &[&str], prepare: impl FnOnce(&mut Command) -> &mut Command) -> Self {
         let mut serve = support::ltx2();
         serve.args([
             "serve",
@@ -39,7 +44,7 @@ impl Served {
             "0s",
         ]);
         serve.arg("--state").arg(state).args(more).stdout(Stdio::null()).stderr(Stdio::piped());
-        serve.envs(failpoint.map(|point| ("LTX2_FAILPOINT", point)));
+        prepare(&mut serve);
         let mut process = serve.spawn().expect("starts");
         let said = BufReader::new(process.stderr.take().expect("piped"));
         let (sender, lines) = channel();
@@ -183,6 +188,33 @@ fn a_video_goes_on_where_the_server_was_killed() {
     drop(served);
 
     let served = Served::start(&state, &[], None);
+    let video = served.wait(&id);
+    assert_eq!((&video["status"], &video["attempts"]), (&json!("completed"), &json!(2)), "{video}");
+    let hashes = served.hashes(&id);
+    let undisturbed = served.create(&body);
+    assert_eq!(served.wait(&undisturbed)["attempts"], 1);
+    assert_eq!(served.hashes(&undisturbed), hashes);
+}
+
+#[needs(cpu)]
+fn a_device_that_hangs_ends_the_server_and_the_next_one_goes_on() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let state = folder.path().join("state");
+    // The warm-up makes a first step alone; two of the video's follow.
+    let hangs = Standin::new().execution("denoise", 4, &Fault::Hang);
+    let soon = ["--set", "runtime.watchdog=2"];
+    let mut served = Served::start_with(&state, &soon, |serve| hangs.give(serve));
+    let body = json!({"prompt": "rain", "seed": 8, "steps": 4});
+    let id = served.create(&body);
+    served.says("the server goes on with what it had taken on");
+    let said = served.says("has not ended after");
+    assert!(said.contains("denoise") && said.contains("the execution on device 0"), "{said}");
+    assert!(said.contains("runtime.watchdog: 2"), "{said}");
+    assert_eq!(served.code(), Some(1), "it does not wait for the device");
+    assert!(served.file(&id, "steps.safetensors").exists() && !served.file(&id, "video.mp4").exists());
+    drop(served);
+
+    let served = Served::start_with(&state, &[], |serve| Standin::new().give(serve));
     let video = served.wait(&id);
     assert_eq!((&video["status"], &video["attempts"]), (&json!("completed"), &json!(2)), "{video}");
     let hashes = served.hashes(&id);

@@ -8,8 +8,9 @@
 //! | `LTX2_TEST_CHIP=v6e` | of `cargo test --test tpu`, the kernel and the slices of one chip |
 //! | `LTX2_PARITY_LOG=FILE` | appends a JSON line a comparison with a reference (`scripts/tests/parity_table.py`) |
 //! | `LTX2_SERVE_FIGURES=FILE` | appends a JSON line a figure of the server (`make serve-load`) |
-//! | `LTX2_TEST_LOG=FILE` | appends a JSON line a test: its name, seconds, outcome and reason |
+//! | `LTX2_TEST_LOG=FILE` | appends a JSON line a test: its name, seconds, outcome, reason, and whether it took its short form |
 
+use std::cell::Cell;
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::os::unix::process::CommandExt;
@@ -130,9 +131,16 @@ impl Need {
     }
 }
 
+thread_local! {
+    /// Whether the test of this thread was told to take its short form.
+    static SHORT: Cell<bool> = const { Cell::new(false) };
+}
+
 /// Whether `make test-full` runs: all combinations in place of pairs.
 pub fn full() -> bool {
-    std::env::var_os("LTX2_TEST_FULL").is_some()
+    let full = std::env::var_os("LTX2_TEST_FULL").is_some();
+    SHORT.set(SHORT.get() || !full);
+    full
 }
 
 /// NVIDIA GPUs of this machine.
@@ -208,6 +216,7 @@ fn run(name: &str, test: fn(), lacks: Option<(bool, String)>) -> Result<Completi
         }
         None => {
             let started = Instant::now();
+            SHORT.set(false);
             let outcome = catch_unwind(AssertUnwindSafe(test));
             log(name, started.elapsed(), if outcome.is_ok() { "passed" } else { "failed" }, None);
             outcome.map_or_else(|panic| resume_unwind(panic), |()| Ok(Completion::Completed))
@@ -218,8 +227,9 @@ fn run(name: &str, test: fn(), lacks: Option<(bool, String)>) -> Result<Completi
 /// Appends to `LTX2_TEST_LOG`.
 fn log(name: &str, took: Duration, outcome: &str, reason: Option<&str>) {
     let binary = env!("CARGO_CRATE_NAME");
-    let line =
+    let mut line =
         json!({"binary": binary, "test": name, "seconds": took.as_secs_f64(), "outcome": outcome, "reason": reason});
+    line["short"] = SHORT.get().into();
     append("LTX2_TEST_LOG", &line);
 }
 

@@ -167,5 +167,6 @@ impl<'a> Estimator<'a> {
     }
 }
 
-/// Estimates are not told apart below this fraction: then the layout of fewer rules is taken.
-const EQUAL: f64 = 0.02;
+/// Estimates are not told apart below this fraction: then the layout of fewer rules is taken. On four H100s `ring` and `sequence` are
+/// estimated 1.2 % apart, and were measured 1.3 %.
+const EQUAL: f64 = 0.01;

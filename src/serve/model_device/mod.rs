@@ -104,6 +104,8 @@ impl ModelDevice {
         let plain = files::startable(config);
         let together = Together::meet(group, &plain)?;
         let session = Session::start(&plain, Model::of(&plain)?, group)?;
+        let going_on = || Some("started again with its --state, the server goes on with what it had taken on".into());
+        session.runner.executor.engine().watchdog().continues(going_on);
         Ok(ModelDevice {
             inputs: Inputs::of(config)?,
             every: config.serve.checkpoint.duration(),
