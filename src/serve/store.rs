@@ -8,6 +8,8 @@
 mod files;
 mod folder;
 mod reading;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeSet;
 use std::fs::File;

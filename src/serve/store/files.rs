@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsStr;
 use std::fs::{File, TryLockError};
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
@@ -115,9 +115,7 @@ impl FileStore {
     fn make(&self, new: &str, accepted: &Accepted) -> io::Result<u64> {
         let text = serde_json::to_vec(accepted)?;
         let folder = self.jobs.new_child(new)?;
-        let mut file = folder.create(REQUEST)?;
-        file.write_all(&text)?;
-        file.sync_all()?;
+        folder.write(REQUEST, &text)?;
         folder.sync()?;
         failpoint::reach("create", "request.json");
         let id = accepted.id.as_str();

@@ -9,6 +9,9 @@ use std::path::Path;
 
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat};
 
+#[cfg(test)]
+use super::tests::{Call, note};
+
 /// Of folders: nobody else's to see.
 const FOLDER: Mode = Mode::RWXU;
 /// Of files.
@@ -37,11 +40,10 @@ impl Folder {
 
     /// A folder in this one, which is made where it is not there.
     pub(super) fn child_or_new(&self, name: &str) -> io::Result<Self> {
-        match rustix::fs::mkdirat(&self.0, name, FOLDER) {
-            Ok(()) | Err(rustix::io::Errno::EXIST) => {}
-            Err(error) => return Err(error.into()),
-        }
-        let child = self.child(name)?;
+        let child = match self.new_child(name) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => self.child(name)?,
+            other => other?,
+        };
         rustix::fs::fchmod(&child.0, FOLDER)?;
         Ok(child)
     }
@@ -49,6 +51,8 @@ impl Folder {
     /// A new folder in this one.
     pub(super) fn new_child(&self, name: &str) -> io::Result<Self> {
         rustix::fs::mkdirat(&self.0, name, FOLDER)?;
+        #[cfg(test)]
+        note(&self.0, |at| Call::Folder(at.join(name)));
         self.child(name)
     }
 
@@ -81,31 +85,55 @@ impl Folder {
     /// Opens a file to be written from its start.
     pub(super) fn create(&self, name: &str) -> io::Result<File> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        Ok(File::from(rustix::fs::openat(&self.0, name, flags, FILE)?))
+        let file = File::from(rustix::fs::openat(&self.0, name, flags, FILE)?);
+        #[cfg(test)]
+        note(&self.0, |at| Call::File(at.join(name)));
+        Ok(file)
+    }
+
+    /// Writes a file from its start. Its bytes survive a crash; its name does after [`Folder::sync`].
+    pub(super) fn write(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
+        let mut file = self.create(name)?;
+        file.write_all(bytes)?;
+        #[cfg(test)]
+        note(&self.0, |at| Call::Bytes(at.join(name), bytes.to_vec()));
+        file.sync_all()?;
+        #[cfg(test)]
+        note(&self.0, |at| Call::SyncFile(at.join(name)));
+        Ok(())
     }
 
     /// Puts a file under its name, whole or not at all. The name survives a crash after [`Folder::sync`].
     pub(super) fn put(&self, name: &str, bytes: &[u8], moment: impl FnOnce()) -> io::Result<()> {
         let temporary = format!("{TEMPORARY}{name}");
         let write = || -> io::Result<()> {
-            let mut file = self.create(&temporary)?;
-            file.write_all(bytes)?;
-            file.sync_all()?;
+            self.write(&temporary, bytes)?;
             moment();
-            Ok(rustix::fs::renameat(&self.0, &temporary, &self.0, name)?)
+            rustix::fs::renameat(&self.0, &temporary, &self.0, name)?;
+            #[cfg(test)]
+            note(&self.0, |at| Call::Rename(at.join(&temporary), at.join(name)));
+            Ok(())
         };
         write().inspect_err(|_| drop(self.unlink(&temporary)))
     }
 
     /// Moves something to another folder. A name that is taken there is an error.
     pub(super) fn move_to(&self, name: &Path, other: &Folder, new: &Path) -> io::Result<()> {
-        Ok(rustix::fs::renameat_with(&self.0, name, &other.0, new, rustix::fs::RenameFlags::NOREPLACE)?)
+        rustix::fs::renameat_with(&self.0, name, &other.0, new, rustix::fs::RenameFlags::NOREPLACE)?;
+        #[cfg(test)]
+        note(&self.0, |from| Call::Rename(from.join(name), super::tests::path(&other.0).join(new)));
+        Ok(())
     }
 
     /// Removes a file; one that is not there is fine.
     pub(super) fn unlink(&self, name: &str) -> io::Result<()> {
         match rustix::fs::unlinkat(&self.0, name, AtFlags::empty()) {
-            Ok(()) | Err(rustix::io::Errno::NOENT) => Ok(()),
+            Ok(()) => {
+                #[cfg(test)]
+                note(&self.0, |at| Call::Unlink(at.join(name)));
+                Ok(())
+            }
+            Err(rustix::io::Errno::NOENT) => Ok(()),
             Err(error) => Err(error.into()),
         }
     }
@@ -141,6 +169,9 @@ impl Folder {
 
     /// The names in it survive a crash once this has returned.
     pub(super) fn sync(&self) -> io::Result<()> {
-        Ok(rustix::fs::fsync(&self.0)?)
+        rustix::fs::fsync(&self.0)?;
+        #[cfg(test)]
+        note(&self.0, Call::SyncFolder);
+        Ok(())
     }
 }
