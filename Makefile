@@ -55,7 +55,7 @@ test-full:
 reference:
 	LTX2_WRITE_REFERENCE=1 cargo test --locked --test host reference::
 
-# The table of docs/internals/reliability.md with pass, fail or not run a row; what no tier has run is run, long tests too.
+# The table of docs/internals/reliability.md with pass, fail or not run a row; what no tier has run, or in short only, is run in full.
 reliability:
 	python3 scripts/tests/reliability.py --run
 

@@ -37,10 +37,10 @@ pub fn run_component(
         inputs = made;
         Ok(network)
     })?;
-    let program = executor.prepare(name, &network).map_err(|e| explain_alone(e, &network, None, executor))?;
+    let program = executor.prepare(name, &network).map_err(|e| explain_alone(e, &network, executor))?;
     let inputs = executor.give_all(&program, Inputs::default(), inputs);
     let outputs = inputs.and_then(|inputs| executor.run(&program, &inputs));
-    let outputs = outputs.map_err(|e| explain_alone(e, &network, Some(&program), executor))?;
+    let outputs = outputs.map_err(|e| explain_alone(e, &network, executor))?;
     network.program.results.iter().map(|r| Ok((r.name.clone(), outputs.tensor(&r.name)?))).collect()
 }
 

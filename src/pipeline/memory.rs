@@ -17,7 +17,7 @@ use crate::config::{Chain, Config, NumFrames, Residency, Tiling, shipped_layouts
 use crate::models::Network;
 use crate::nn::Build;
 use crate::runtime::processes::Group;
-use crate::runtime::{During, Executable, RuntimeError, SpanKind, device_bytes};
+use crate::runtime::{During, RuntimeError, SpanKind, device_bytes};
 
 /// The part of free memory that is not planned with: allocators leave gaps, and results of one program wait for the next.
 const SPARE: f64 = 0.03;
@@ -261,17 +261,17 @@ fn too_little(error: PipelineError, needs: &str, change: &str) -> PipelineError 
     ))
 }
 
-/// An error of a program that runs by itself, `compiled` or not yet: of too little memory with what it needs and what is free. Others
-/// stay as they are.
-pub(super) fn explain_alone(
-    error: PipelineError,
-    network: &Network,
-    compiled: Option<&Executable>,
-    executor: &Executor,
-) -> PipelineError {
+/// An error of a program that runs by itself: of too little memory with what it needs and what is free. Others stay as they are.
+pub(super) fn explain_alone(error: PipelineError, network: &Network, executor: &Executor) -> PipelineError {
     let parameters: usize = network.params.iter().map(|p| device_bytes(&network.program, p)).sum();
-    let bytes = parameters + compiled.and_then(|compiled| work(network, compiled)).unwrap_or_else(|| io(network));
-    let needs = format!("it needs {:.2} GiB a device{}", gib(bytes), may_be_used(free_here(executor)));
+    let hash = network.program.hash();
+    let compiled = executor.made().iter().find(|program| program.hash() == hash);
+    let (least, beside) = match compiled.and_then(|compiled| work(network, compiled)) {
+        Some(work) => ("", work),
+        None => ("at least ", io(network)),
+    };
+    let free = may_be_used(free_here(executor));
+    let needs = format!("it needs {least}{:.2} GiB a device{free}", gib(parameters + beside));
     too_little(error, &needs, "take a smaller input, or more devices and a layout that splits it (--layout, --mesh)")
 }
 

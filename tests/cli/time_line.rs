@@ -1,4 +1,4 @@
-//! The time line of a run, as `--perf-json` has it.
+//! The time line of a run, as `--perf-json` has it, and what a run tells with `-vv` of the time it takes.
 
 use serde_json::Value;
 
@@ -40,9 +40,9 @@ fn parameters_load_beside_programs_in_the_order_of_use() {
     assert!(at(loads[0], "from") < ready && ready <= at(of("run")[0], "to"), "{spans:?}");
 }
 
-/// A program's text is written for the plan and for the first of several videos, and kept for the others.
+/// A program's text is written for the plan, and once more for all videos.
 #[needs(cpu)]
-fn texts_of_programs_are_written_once_for_several_videos() {
+fn texts_of_programs_are_kept_for_later_videos() {
     let dir = tempfile::tempdir().expect("a folder");
     let mut run = support::ltx2();
     run.args(["generate", "-c", support::tiny(), "-vv", "--num-videos", "2", "-o"]).arg(dir.path().join("videos"));

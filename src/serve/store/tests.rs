@@ -1,12 +1,13 @@
-//! Machines that stop at any call of the store: what the disk has by then is made, with whatever of it had not been synchronized, and
-//! a store is opened on it. No call that synchronizes can be left out.
+//! Machines that stop at any call of the store: what the disk may have by then is made, with more or less of what had not been
+//! synchronized, and a store is opened on it. No call that synchronizes can be left out.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use super::{FileStore, JobStore, Stored};
+use super::folder::Folder;
+use super::{FileStore, JobStore, Stored, Variant};
 use crate::config::Config;
 use crate::serve::id::{Ids, VideoId};
 use crate::serve::job::{Accepted, Record, State};
@@ -24,6 +25,9 @@ pub(super) enum Call {
     /// The job is in one of these states; in none it may be gone.
     Known(VideoId, Vec<Option<State>>),
 }
+
+/// A job's video.
+const VIDEO: &[u8] = b"frames";
 
 thread_local! {
     static CALLS: RefCell<Option<Vec<Call>>> = const { RefCell::new(None) };
@@ -51,26 +55,41 @@ fn known(id: &VideoId, states: &[Option<State>]) {
     });
 }
 
-/// Files and folders by number.
-#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+/// Halves of a change of names that reach the disk: the name that it takes away, and the one that it adds. Within a folder both or none.
+#[derive(Clone, Copy)]
+struct Kept {
+    from: bool,
+    to: bool,
+}
+
+/// Files and folders by number. A file that is made is a new one: the store makes none over another.
+#[derive(Clone, Debug, Default)]
 struct Names(BTreeMap<PathBuf, usize>);
 
 impl Names {
-    /// Makes a change of names, of the `n`th call; not where what it is about is not there.
-    fn change(&mut self, n: usize, call: &Call) {
+    /// Makes what is kept of a change of names, of the `n`th call; not where what it is about is not there.
+    fn change(&mut self, n: usize, call: &Call, kept: Kept) {
         match call {
-            Call::Folder(path) | Call::File(path) if self.0.contains_key(folder(path)) => {
+            Call::Folder(path) | Call::File(path) if kept.to && self.0.contains_key(folder(path)) => {
                 self.0.insert(path.clone(), n);
             }
-            Call::Rename(from, to) if self.0.contains_key(from) && self.0.contains_key(folder(to)) => {
+            Call::Rename(from, to) => {
                 let below: Vec<PathBuf> = self.0.keys().filter(|path| path.starts_with(from)).cloned().collect();
                 for path in below {
-                    let number = self.0.remove(&path).expect("it was listed");
+                    let number = self.0[&path];
+                    if kept.from {
+                        self.0.remove(&path);
+                    }
                     let end = path.strip_prefix(from).expect("it is below");
-                    self.0.insert(if end == Path::new("") { to.clone() } else { to.join(end) }, number);
+                    let to = if end == Path::new("") { to.clone() } else { to.join(end) };
+                    if kept.to && self.0.contains_key(folder(&to)) {
+                        self.0.insert(to, number);
+                    }
                 }
             }
-            Call::Unlink(path) => drop(self.0.remove(path)),
+            Call::Unlink(path) if kept.from => {
+                self.0.remove(path);
+            }
             _ => {}
         }
     }
@@ -80,42 +99,57 @@ fn folder(path: &Path) -> &Path {
     path.parent().expect("a path in the state's folder")
 }
 
-/// What may be left: files with their bytes, folders with none.
+/// A disk after a stop: files with their bytes, folders with none.
 type Left = BTreeMap<PathBuf, Option<Vec<u8>>>;
 
-/// What may be left of calls in the folder `root` when the machine stops behind them.
+/// Disks that calls in the folder `root` may leave when the machine stops behind them.
 fn after(root: &Path, calls: &[Call]) -> BTreeSet<Left> {
-    // Numbers of the folders and files that the calls are about.
+    // Numbers of the folders and files that the calls are about: of a change of names where it takes away, and where it adds.
     let first = Names(BTreeMap::from([(root.to_path_buf(), usize::MAX)]));
     let mut names = first.clone();
-    let (mut of_folder, mut synced) = (vec![None; calls.len()], Vec::new());
+    let (mut changes, mut synced) = (Vec::new(), Vec::new());
     let (mut bytes, mut safe) = (BTreeMap::<usize, Vec<u8>>::new(), BTreeMap::<usize, usize>::new());
     for (n, call) in calls.iter().enumerate() {
         match call {
             Call::Folder(path) | Call::File(path) | Call::Rename(path, _) | Call::Unlink(path) => {
-                of_folder[n] = Some(names.0[folder(path)]);
-                names.change(n, call);
+                let to = if let Call::Rename(_, to) = call { to } else { path };
+                changes.push((n, [path, to].map(|path| names.0[folder(path)])));
+                names.change(n, call, Kept { from: true, to: true });
             }
             Call::Bytes(path, more) => bytes.entry(names.0[path]).or_default().extend(more),
-            Call::SyncFile(path) => drop(safe.insert(names.0[path], bytes.get(&names.0[path]).map_or(0, Vec::len))),
+            Call::SyncFile(path) => {
+                safe.insert(names.0[path], bytes.get(&names.0[path]).map_or(0, Vec::len));
+            }
             Call::SyncFolder(path) => synced.push((n, names.0[path])),
             Call::Known(..) => {}
         }
     }
-    let is_safe = |n: usize| synced.iter().any(|(at, folder)| *at > n && of_folder[n] == Some(*folder));
-    let changes: Vec<usize> = (0..calls.len()).filter(|n| of_folder[*n].is_some()).collect();
-    let open = changes.iter().filter(|n| !is_safe(**n)).count();
+    let is_safe = |n: usize, of: usize| synced.iter().any(|(at, folder)| *at > n && of == *folder);
+    // Changes of each folder that are not safe yet. They reach the disk in their order, so far or farther, those of one folder sooner
+    // or later than those of another.
+    let mut open: BTreeMap<usize, BTreeSet<usize>> = BTreeMap::new();
+    for (n, folders) in &changes {
+        for of in folders.iter().filter(|of| !is_safe(*n, **of)) {
+            open.entry(*of).or_default().insert(*n);
+        }
+    }
+    let ends = open.iter().fold(vec![BTreeMap::new()], |ends, (of, changes)| {
+        let all = || [None].into_iter().chain(changes.iter().map(Some));
+        let with = |end: &BTreeMap<usize, Option<usize>>, last: Option<&usize>| {
+            end.clone().into_iter().chain([(*of, last.copied())]).collect()
+        };
+        ends.iter().flat_map(|end| all().map(|last| with(end, last))).collect()
+    });
     let mut all = BTreeSet::new();
-    // Changes that are not safe yet reach the disk in their order, so far or farther; bytes in part.
-    for kept in 0..=open {
-        let (mut names, mut passed) = (first.clone(), 0);
-        for n in &changes {
-            passed += usize::from(!is_safe(*n));
-            if is_safe(*n) || passed <= kept {
-                names.change(*n, &calls[*n]);
-            }
+    for end in ends {
+        let mut names = first.clone();
+        for (n, folders) in &changes {
+            let is_kept = |of: usize| is_safe(*n, of) || end[&of].is_some_and(|last| *n <= last);
+            let [from, to] = folders.map(is_kept);
+            names.change(*n, &calls[*n], Kept { from, to });
         }
         for part in 0..3 {
+            // Of bytes that are not safe some are there.
             let left = |(path, number): (&PathBuf, &usize)| {
                 let is_file = matches!(calls.get(*number), Some(Call::File(_)));
                 let content = is_file.then(|| {
@@ -158,6 +192,16 @@ fn wrong(left: &Left, known: &BTreeMap<VideoId, (Vec<Option<State>>, Accepted)>)
         let state = job.map(|stored| stored.record.state);
         if !states.contains(&state) || job.is_some_and(|stored| stored.accepted != *accepted) {
             return Some(format!("{id} is {state:?}, and may be {states:?}"));
+        }
+        let video = store.folder(id).join(Variant::Video.file());
+        if state == Some(State::Completed) && std::fs::read(video).ok().as_deref() != Some(VIDEO) {
+            return Some(format!("{id} is completed without its video"));
+        }
+        let batch: Vec<&VideoId> = known.keys().collect();
+        if state == Some(State::InProgress)
+            && job.is_some_and(|stored| stored.order.iter().collect::<Vec<_>>() != batch)
+        {
+            return Some(format!("{id} is in progress without its batch"));
         }
     }
     None
@@ -225,6 +269,9 @@ fn a_machine_that_stops_at_any_call_loses_nothing_that_a_client_was_told() {
     store.begin(&[one.id.clone(), two.id.clone()]).expect("kept");
     change(&one.id, State::Queued, State::InProgress);
     change(&two.id, State::Queued, State::InProgress);
+    // As `media::atomic` writes it, which synchronizes the folder too.
+    let made = Folder::at(&store.folder(&one.id)).expect("the job's");
+    made.put(Variant::Video.file(), VIDEO, || ()).expect("written");
     change(&one.id, State::InProgress, State::Completed);
     change(&two.id, State::InProgress, State::Failed);
     known(&one.id, &[Some(State::Completed), None]);
@@ -233,12 +280,7 @@ fn a_machine_that_stops_at_any_call_loses_nothing_that_a_client_was_told() {
     let calls = CALLS.take().expect("they were kept");
     assert_eq!(first_wrong(&root, &calls, &jobs), None);
 
-    // What holds a batch together may be lost: its jobs are made one by one then.
-    let syncs = |call: &Call| match call {
-        Call::SyncFile(path) => !path.ends_with(".ltx2-order.json"),
-        Call::SyncFolder(_) => true,
-        _ => false,
-    };
+    let syncs = |call: &Call| matches!(call, Call::SyncFile(_) | Call::SyncFolder(_));
     let needed: Vec<usize> = (0..calls.len()).filter(|n| syncs(&calls[*n])).collect();
     assert!(needed.len() > 15, "{calls:#?}");
     for n in needed {
