@@ -2,9 +2,9 @@
 # Attention split over two and four GPUs by cuDNN's kernel, its parts joined by its sums: scripts/gpu/ring.sh LTX2 [OUT] ["LAYOUT MESH" …].
 # Prints how far each way is from one GPU's attention on the same random weights, beside another kernel's distance, and what a step of
 # the published size takes by `ring` and by `sequence` on two. With ways named it prints their distances alone, at the first size.
-# About four minutes on two H100s, on four some more; MEMORY (0.7) is the part of a card's memory for a run of the distances. Needs the CUDA plugin
-# (`ltx2 plugin install cuda`, or jax's in LTX2_PJRT_PLUGIN) and python3. PLATFORM=cpu tries the script itself, without cuDNN and the
-# published size.
+# About four minutes on two H100s, on four some more; MEMORY (0.7) is the part of a card's memory for a run of the distances. Needs
+# the CUDA plugin (`ltx2 plugin install cuda`, or jax's in LTX2_PJRT_PLUGIN) and python3. PLATFORM=cpu tries the script itself, without
+# cuDNN and the published size.
 set -euo pipefail
 ltx2=$1 out=${2:-out/ring} platform=${PLATFORM:-cuda}
 shift $(($# < 2 ? $# : 2))
