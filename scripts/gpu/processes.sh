@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Several processes of one run on the GPUs of this host: scripts/gpu/processes.sh LTX2 OUT [two] [four] [kills], by default all.
+# Several processes of one run on the GPUs of this host: scripts/gpu/processes.sh LTX2 OUT [two] [four] [kills] [four_kills], by default
+# the first three; `four_kills` are those of `kills` that need four GPUs.
 # Two and four processes have to give the bytes of one process with as many GPUs; killing any one has to end the others within
 # 30 s, with exit code 1, its name, and no file. Needs two GPUs, for all of it four; three to five minutes. Prints a line for
 # each check; exit code 1 if one fails.
@@ -132,10 +133,12 @@ lost() {
         kill -0 "${pids[0]}" 2> /dev/null || break
         sleep 0.25
     done
-    # The shell's own word about it is no news.
-    { kill -9 "${pids[$victim]}" && wait "${pids[$victim]}"; } 2> /dev/null
-    killed=$(now)
     local ok=1 names=""
+    # What had ended before, or had not come so far, shows nothing.
+    grep -qs "steps" "$out/$name.0.log" || { ok=0; names+=" no step was made;"; }
+    # The shell's own word about it is no news.
+    { kill -9 "${pids[$victim]}" || { ok=0; names+=" it had ended before;"; }; wait "${pids[$victim]}"; } 2> /dev/null
+    killed=$(now)
     for ((p = 0; p < processes; p++)); do
         [ "$p" -eq "$victim" ] && continue
         # A process that does not end by itself must not hold the script.
@@ -156,6 +159,16 @@ lost() {
     grep -h "^error:" "$out/$name".*.log | sed 's/^/    /'
     [ "$ok" -eq 1 ] || { say "    that" FAILED; tail -n 5 "$out/$name".*.log; return 1; }
 }
+# By the default time-out, all at once: a program takes what it takes, the ends are what is timed.
+four_kills() {
+    local victim each=()
+    [ "$gpus" -ge 4 ] || { say "kills of four" "not run: $gpus GPUs"; return; }
+    for victim in 0 1 2 3; do lost "$victim" 4 0,1,2,3 > "$out/lost_$victim.of_4.txt" 2>&1 & each+=($!); done
+    for victim in 0 1 2 3; do
+        wait "${each[$victim]}" || failed=1
+        cat "$out/lost_$victim.of_4.txt"
+    done
+}
 kills() {
     if [ "$gpus" -ge 4 ]; then
         lost 0 2 0,1 20 > "$out/lost_0.txt" 2>&1 & a=$!
@@ -163,13 +176,7 @@ kills() {
         wait "$a" || failed=1
         wait "$b" || failed=1
         cat "$out/lost_0.txt" "$out/lost_1.txt"
-        # By the default time-out, all at once: a program takes what it takes, the ends are what is timed.
-        each=()
-        for victim in 0 1 2 3; do lost "$victim" 4 0,1,2,3 > "$out/lost_$victim.of_4.txt" 2>&1 & each+=($!); done
-        for victim in 0 1 2 3; do
-            wait "${each[$victim]}" || failed=1
-            cat "$out/lost_$victim.of_4.txt"
-        done
+        four_kills
     else
         lost 0 2 0,1 20 || failed=1
         lost 1 2 0,1 20 || failed=1
@@ -180,7 +187,7 @@ for part in "${@:-two four kills}"; do
     for one in $part; do
         echo "== $one"
         case $one in
-            two | four | kills) "$one" ;;
+            two | four | kills | four_kills) "$one" ;;
             *) echo "$(basename "$0"): no part '$one'" >&2; exit 2 ;;
         esac
     done

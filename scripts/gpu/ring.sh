@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Attention split over two and four GPUs by cuDNN's kernel, its parts joined by its sums: scripts/gpu/ring.sh LTX2 [OUT] ["LAYOUT MESH" …].
 # Prints how far each way is from one GPU's attention on the same random weights, beside another kernel's distance, and what a step of
-# the published size takes by `ring` and by `sequence` on two. With ways named it prints their distances alone, at the first size.
+# the published size takes by `ring` and by `sequence` on two. With ways named it prints their distances alone, at the first size, two
+# at a time. Exit code 1 where one fails.
 # About four minutes on two H100s, on four some more; MEMORY (0.7) is the part of a card's memory for a run of the distances. Needs
 # the CUDA plugin (`ltx2 plugin install cuda`, or jax's in LTX2_PJRT_PLUGIN) and python3. PLATFORM=cpu tries the script itself, without
 # cuDNN and the published size.
@@ -61,30 +62,47 @@ ways=("sequence context=2" "ring context=2" "hybrid context=2") sizes=("384 256 
 	"cfg-ulysses cfg=2,context=2" "hybrid context=4" "tensor cfg=2,tensor=2")
 [ "${#named[@]}" -eq 0 ] || ways=("${named[@]}") sizes=("${sizes[0]}")
 
+# Distances at a size, whose video by one GPU is there: of another kernel, and of a layout on a mesh.
+plain() {
+	latents "$label-plain" "${pixels[@]}" "${one[@]}" --set runtime.attention=plain || return 1
+	echo "  one GPU, XLA's operations: $(distance "$label-plain" "$label-one")"
+}
+way() {
+	local name=$label-$1-${2//[=,]/-}
+	latents "$name" "${pixels[@]}" --layout "$1" --mesh "$2" "${cudnn[@]}" || return 1
+	echo "  $1, $2: $(distance "$name" "$label-one")"
+}
+# One, or two at a time where ways are named.
+run() {
+	[ "${#named[@]}" -gt 0 ] || { "$@" || failed=1; return 0; }
+	"$@" &
+	pids+=($!)
+	[ "${#pids[@]}" -lt 2 ] || wait "${pids[-2]}" || failed=1
+}
+
 # Both halves of a sequence without filling, and with some, which a mask hides.
+failed=0 pids=()
 for size in "${sizes[@]}"; do
 	read -r width height frames <<< "$size"
 	pixels=(--width "$width" --height "$height" --num-frames "$frames") label=${width}x${height}x$frames
 	echo "$label: relative L2 from one GPU by cuDNN"
 	latents "$label-one" "${pixels[@]}" "${one[@]}" "${cudnn[@]}"
-	latents "$label-plain" "${pixels[@]}" "${one[@]}" --set runtime.attention=plain
-	echo "  one GPU, XLA's operations: $(distance "$label-plain" "$label-one")"
+	run plain
 	# `sequence` gathers the keys of video attention; its audio meets split keys, as in every layout here.
-	for way in "${ways[@]}"; do
-		read -r layout mesh <<< "$way"
+	for each in "${ways[@]}"; do
+		read -r layout mesh <<< "$each"
 		[ "$size" = "224 96 17" ] && [ "$layout" != ring ] && continue
-		name=$label-$layout-${mesh//[=,]/-}
-		latents "$name" "${pixels[@]}" --layout "$layout" --mesh "$mesh" "${cudnn[@]}" || continue
-		echo "  $layout, $mesh: $(distance "$name" "$label-one")"
+		run way "$layout" "$mesh"
 	done
+	[ "${#pids[@]}" -eq 0 ] || wait "${pids[-1]}" || failed=1
 done
 
-[ "$platform" = cuda ] && [ "${#named[@]}" -eq 0 ] || exit 0
+[ "$platform" = cuda ] && [ "${#named[@]}" -eq 0 ] || exit "$failed"
 echo "ltx2 at 1024x576x65 on two GPUs, a denoising step:"
 for layout in sequence ring; do
 	"$ltx2" bench -c ltx2 --weights random --platform cuda --layout "$layout" --mesh context=2 "${cudnn[@]}" --width 1024 --height 576 \
 		--num-frames 65 --programs denoise --steps 4 --runs 3 --json "$out/$layout.json" > "$out/$layout.log" 2>&1 ||
-		{ echo "  $layout fails: $(tail -n 1 "$out/$layout.log")"; continue; }
+		{ echo "  $layout fails: $(tail -n 1 "$out/$layout.log")"; failed=1; continue; }
 	python3 - "$out/$layout.json" "$layout" <<'P'
 import json, sys
 report = json.load(open(sys.argv[1]))
@@ -92,3 +110,4 @@ loop = report["programs"]["denoise_loop"]
 print(f"  {sys.argv[2]}: {loop['median']:.4f} s (least {loop['min']:.4f}), peak {report['peak_memory_bytes'] / 2**30:.1f} GiB")
 P
 done
+exit "$failed"

@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::args::{RunArgs, timed_job};
 use super::bench_micro::{self, MicroArgs};
 use super::generate::prepare_libtpu;
-use super::{UsageError, deliver, log, tell};
+use super::{UsageError, check_place, deliver, log, tell};
 use crate::config::load;
 use crate::perf::BenchReport;
 use crate::perf::bench::{BenchOptions, BenchTarget, bench};
@@ -57,6 +57,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let loaded = load(&given)?;
     let config = &loaded.config;
     if args.micro.micro {
+        check_place(args.json.as_deref())?;
         return bench_micro::run(config, &args.micro, args.runs.into(), args.json.as_deref());
     }
     if !(args.tolerance.is_finite() && args.tolerance >= 0.0) {
@@ -71,7 +72,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let compared = |report: &BenchReport| finish(args, report, baseline.as_ref());
     together(config, |group| {
         let first = group.is_none_or(|group| group.id() == 0);
-        if !first {
+        if first {
+            check_place(args.json.as_deref())?;
+        } else {
             log::only_warnings();
         }
         let report = bench(config, &job, &options, group)?;

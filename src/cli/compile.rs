@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use super::args::{ConfigArgs, ModelArgs, PlacementArgs};
 use super::compile_table::table;
 use super::generate::prepare_libtpu;
-use super::{UsageError, print};
+use super::{UsageError, check_place, print};
 use crate::analysis::Chip;
 use crate::config::{Config, load};
 use crate::pipeline::PipelineError;
@@ -58,6 +58,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     args.model.add(&mut given);
     args.placement.add(&mut given);
     let loaded = load(&given)?;
+    check_place(args.json.as_deref())?;
     let config = &loaded.config;
     let target = target(&args.target, chip_of(config)?.as_ref())?;
     prepare_tpus(config, std::slice::from_ref(&args.target))?;

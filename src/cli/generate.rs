@@ -114,9 +114,14 @@ fn options(config: &Config, output: &OutputArgs, group: Option<&Arc<Group>>) -> 
             output_paths(path, &jobs, config.pipeline.extension(), output.force || output.resume)?
         }
     };
+    let several = jobs.len() > 1;
     if output.resume {
         let left = |path: &Path| !path.exists() || saved::is_kept(path);
-        (jobs, outputs) = jobs.into_iter().zip(outputs).filter(|(_, path)| left(path)).unzip();
+        let (these, finished): (Vec<_>, Vec<_>) = jobs.into_iter().zip(outputs).partition(|(_, path)| left(path));
+        for (_, path) in finished {
+            tracing::info!("{} is finished: nothing to resume", path.display());
+        }
+        (jobs, outputs) = these.into_iter().unzip();
     }
     let progress_every = match config.sampler.progress_every {
         ProgressEvery::Steps(steps) => Some(steps),
@@ -127,6 +132,7 @@ fn options(config: &Config, output: &OutputArgs, group: Option<&Arc<Group>>) -> 
     Ok(GenerateOptions {
         jobs,
         outputs,
+        several,
         force: output.force,
         dump: output.dump.clone(),
         dump_steps: output.dump_steps,

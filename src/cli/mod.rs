@@ -181,6 +181,14 @@ pub(crate) fn print(text: &str) -> anyhow::Result<()> {
     }
 }
 
+/// Tries the place that [`deliver`] will write to, before the work.
+pub(crate) fn check_place(json: Option<&Path>) -> anyhow::Result<()> {
+    match json.filter(|path| path.as_os_str() != "-") {
+        Some(path) => Ok(crate::media::check_writable(path)?),
+        None => Ok(()),
+    }
+}
+
 /// Prints `text`, or `figures` to a file besides; the file `-` is stdout, in place of the text.
 pub(crate) fn deliver(json: Option<&Path>, figures: &str, text: &str) -> anyhow::Result<()> {
     match json {

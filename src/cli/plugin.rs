@@ -93,14 +93,16 @@ pub(crate) fn install_plugin(kind: discover::Platform, folder: &Path) -> Result<
     let is_current = || fs::read_to_string(target.join(STAMP)).is_ok_and(|text| text == stamp);
     if !is_current() {
         fs::create_dir_all(folder).with_context(|| format!("{}: cannot create the folder", folder.display()))?;
-        let _alone = alone_in(folder, kind)?;
+        let alone = alone_in(folder, kind)?;
         if is_current() {
             // Who was waited for has done it.
             return installed(kind, &target);
         }
         // In the target's folder, so that the last step is a rename.
         let prefix = format!(".install-{}-", kind.name());
-        remove_left(folder, &prefix)?;
+        if alone.is_some() {
+            remove_left(folder, &prefix)?;
+        }
         let work = tempfile::Builder::new().prefix(&prefix).tempdir_in(folder);
         let work = work.with_context(|| format!("{}: cannot write", folder.display()))?;
         let fresh = work.path().join("new");
@@ -127,18 +129,21 @@ fn installed(kind: discover::Platform, target: &Path) -> Result<PathBuf> {
         .with_context(|| format!("{}: holds no plugin file; delete the folder and install again", target.display()))
 }
 
-/// A lock on a platform's plugin in a folder: another install there waits until it is dropped, and it ends with its process.
-fn alone_in(folder: &Path, kind: discover::Platform) -> Result<File> {
+/// A lock on a platform's plugin in a folder: another install there waits until it is dropped, and it ends with its process. None on
+/// shared file systems without locks: two installs then do the work twice.
+fn alone_in(folder: &Path, kind: discover::Platform) -> Result<Option<File>> {
     let path = folder.join(format!(".{}.lock", kind.name()));
     let file = File::create(&path).with_context(|| format!("{}: cannot write", path.display()))?;
     if let Err(TryLockError::WouldBlock) = file.try_lock() {
         tell(format_args!("waiting for another install ({})", path.display()));
     }
-    // Some shared file systems have no locks: two installs then do the work twice.
-    if let Err(error) = file.lock() {
-        tracing::warn!("{}: cannot be locked: {error}", path.display());
+    match file.lock() {
+        Ok(()) => Ok(Some(file)),
+        Err(error) => {
+            tracing::warn!("{}: cannot be locked: {error}; what killed installs left there stays", path.display());
+            Ok(None)
+        }
     }
-    Ok(file)
 }
 
 /// Removes what installs left that were killed.

@@ -7,7 +7,7 @@ use serde_json::json;
 use super::args::{RunArgs, timed_job};
 use super::compile::chip_of;
 use super::generate::prepare_libtpu;
-use super::{UsageError, deliver, log};
+use super::{UsageError, check_place, deliver, log};
 use crate::analysis::{Chip, Comparison, Trace, XSpace};
 use crate::config::load;
 use crate::media::{check_writable, write_atomically};
@@ -58,6 +58,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         let first = group.is_none_or(|group| group.id() == 0);
         if first {
             check_writable(&summary)?;
+            check_place(args.json.as_deref())?;
         } else {
             log::only_warnings();
         }

@@ -9,6 +9,7 @@ use super::args::files;
 use super::{UsageError, print};
 
 use crate::config::{ActivationType, Config, Dtype, Model, Numerics, Runtime, WeightSource, WeightType, parse_mesh};
+use crate::media::check_writable;
 use crate::pipeline::component::{Scalars, run_component};
 use crate::pipeline::configs::ModelConfigs;
 use crate::pipeline::executor::Executor;
@@ -79,6 +80,7 @@ fn components() -> impl TypedValueParser<Value = ProgramKind> {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    check_writable(&args.output)?;
     if args.output.exists() && !args.force {
         let message = format!("{} exists; give --force to overwrite it", args.output.display());
         return Err(UsageError(message).into());

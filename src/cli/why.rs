@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use super::args::{ConfigArgs, JobArgs, LAYERS, ModelArgs, PlacementArgs, word};
 use super::compile::{chip_of, prepare_tpus};
-use super::deliver;
 use super::experiment::usage;
+use super::{check_place, deliver};
 use crate::config::load;
 use crate::pipeline::programs::ProgramKind;
 use crate::tune::{BUDGET, DiagnoseRequest, DiagnosisReport, diagnose, diagnosis_text};
@@ -62,6 +62,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     args.model.add(&mut given);
     args.placement.add(&mut given);
     let config = load(&given)?.config;
+    check_place(args.json.as_deref())?;
     let scratch;
     let folder = match (&args.output, config.compile_cache()) {
         (Some(folder), _) => folder.clone(),

@@ -59,8 +59,8 @@ pub const CONFIGS: [(&str, &str); 37] = [
 pub(crate) const LAYOUTS: [(&str, &str); 22] = [
     shipped!("replicated"),
     shipped!("sequence"),
-    shipped!("ulysses"),
     shipped!("ring"),
+    shipped!("ulysses"),
     shipped!("hybrid"),
     shipped!("cfg"),
     shipped!("cfg-ulysses"),

@@ -107,7 +107,7 @@ impl<'a> ChainWriter<'a> {
     pub(super) fn finish(self, executor: &Executor, made: Duration, sidecar: impl Fn(&Job) -> Value) -> Vec<Outcome> {
         let Some(last) = self.last else { return Vec::new() };
         let summary = Generated { timings: self.timings, steps: self.steps, ..last };
-        let (config, several) = (self.config, self.options.jobs.len() > 1);
+        let (config, several) = (self.config, self.options.has_several());
         let each = self.videos.into_iter().map(|Video { job, path, file, mut failures, .. }| {
             let since = Instant::now();
             let file = file.expect("a chain has clips");
@@ -145,7 +145,7 @@ impl Video<'_> {
     fn write(&mut self, config: &Config, options: &GenerateOptions, piece: Piece, clip: &Generated) -> Result<()> {
         let Piece { frames, sound } = piece;
         if let Some(asked) = config.output.save_frames.as_ref().filter(|_| self.saves_frames) {
-            let folder = place_of(asked, self.path, "", options.jobs.len() > 1);
+            let folder = place_of(asked, self.path, "", options.has_several());
             let written = write_png_frames_from(&folder, &frames, self.frames);
             self.saves_frames = !self.failures.add(written.map(drop).map_err(PipelineError::from));
         }

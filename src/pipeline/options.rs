@@ -13,6 +13,8 @@ pub struct GenerateOptions {
     pub jobs: Vec<Job>,
     /// The MP4 of each video; checked not to exist unless `force`. Of several processes only the first's count.
     pub outputs: Vec<PathBuf>,
+    /// The videos are those that are left of a run of several: what is beside each has the same name as there.
+    pub several: bool,
     /// Existing files are overwritten.
     pub force: bool,
     /// Where embeddings, noise, latents, frames and samples go, as safetensors.
@@ -29,6 +31,13 @@ pub struct GenerateOptions {
     pub resume: bool,
     /// Results are printed as JSON instead of as paths.
     pub json: bool,
+}
+
+impl GenerateOptions {
+    /// Whether frames, sound and dumps of each video need a name of their own.
+    pub(super) fn has_several(&self) -> bool {
+        self.several || self.jobs.len() > 1
+    }
 }
 
 /// How a batch of requests is run.

@@ -10,9 +10,9 @@ use crate::config::{Config, sidecar_path};
 use crate::media::{self, png_frame_path};
 use crate::request::Request;
 
-/// Parts of a raw frame's bytes that an encoder surely needs, and that it likely does.
-const MP4: [f64; 2] = [0.0002, 0.02];
-const PNG: [f64; 2] = [0.0002, 0.5];
+/// Parts of a raw frame's bytes that an encoder needs for the plainest of scenes, and that it likely does.
+const MP4: [f64; 2] = [0.0005, 0.02];
+const PNG: [f64; 2] = [0.02, 0.5];
 
 /// A file, or the first of a folder's.
 struct Output {
@@ -37,12 +37,15 @@ fn of_video(config: &Config, path: &Path, several: bool) -> Vec<Output> {
     all.into_iter().filter_map(|(key, path)| Some(Output { key, path: path? })).collect()
 }
 
-/// Finds files that cannot be written before the model is opened.
+/// Finds files that cannot be written before the model is opened. A cache that can only be read is a warning: what is there is used.
 ///
 /// # Errors
 /// A folder in a file's place, or one that cannot be made or written to, with the key that asks for it.
 pub(super) fn check_places(config: &Config, options: &GenerateOptions) -> Result<()> {
-    let several = options.outputs.len() > 1;
+    if let Some(Err(error)) = config.compile_cache().map(|folder| media::check_writable(&folder.join("entry"))) {
+        tracing::warn!("runtime.compile_cache: {error}: what is not there is compiled for this run alone");
+    }
+    let several = options.has_several();
     let videos = options.outputs.iter().flat_map(|path| of_video(config, path, several));
     let dumps = options.dump.iter().flat_map(|dump| options.jobs.iter().map(|job| dump_path(dump, job, several)));
     let dumps = dumps.map(|path| Output { key: "--dump", path });
@@ -79,7 +82,7 @@ pub(super) fn check_room(
     sample_rate: usize,
 ) -> Result<()> {
     let mut disks: BTreeMap<u64, Room> = BTreeMap::new();
-    let several = options.outputs.len() > 1;
+    let several = options.has_several();
     for ((path, request), job) in options.outputs.iter().zip(requests).zip(&options.jobs) {
         let frames = request.output_frames();
         let raw = if config.pipeline.extension() == "mp4" { 3 * request.width * request.height * frames } else { 0 };

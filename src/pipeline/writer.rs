@@ -194,7 +194,7 @@ impl Made {
 
     /// Writes what is asked for beside the video.
     fn write_others(&self, config: &Config, options: &GenerateOptions, audio: &Audio, failures: &mut Failures) {
-        let (frames, path, several) = (&self.generated.frames, &self.path, options.jobs.len() > 1);
+        let (frames, path, several) = (&self.generated.frames, &self.path, options.has_several());
         if let Some(folder) = config.output.save_frames.as_ref().filter(|_| frames.count() > 0) {
             let written = media::write_png_frames(&place_of(folder, path, "", several), frames);
             failures.add(written.map(drop).map_err(PipelineError::from));

@@ -149,8 +149,12 @@ impl Request {
         let scales = steps.iter().flat_map(|(scales, _)| rows(*scales)).collect();
         let scales = ArrayD::from_shape_vec(IxDyn(&[steps.len(), 2, columns]), scales);
         let sets = plan.sets();
-        let number = |set: &BranchSet| sets.iter().position(|known| known == set).unwrap_or(0) as i32;
-        let numbers = (!sets.is_empty()).then(|| steps.iter().map(|(_, set)| number(set)).collect());
+        let number = |(step, (_, set)): (usize, &(Av<Scales>, BranchSet))| {
+            let found = sets.iter().position(|known| known == set);
+            // Behind the last step nothing is evaluated.
+            found.or((step == MAX_STEPS).then_some(0)).expect("a set of the plan") as i32
+        };
+        let numbers = (!sets.is_empty()).then(|| steps.iter().enumerate().map(number).collect());
         GuidanceTables { scales: scales.expect("two rows a step"), sets: numbers }
     }
 }

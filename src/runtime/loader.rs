@@ -425,10 +425,10 @@ impl Fill {
         layout: Option<&DeviceLayout>,
         pieces: usize,
     ) -> Result<Self, RuntimeError> {
-        let shape =
-            TransferShape { ty: buffer_type(param.ty.dtype), dims: shard.size.clone(), layout: layout.cloned() };
-        let transfer = engine.client().transfer(device, &[shape])?;
+        let (ty, dims, layout) = (buffer_type(param.ty.dtype), shard.size.clone(), layout.cloned());
         let watch = Watch::load(engine.watchdog(), param.component, &[(0, device)]);
+        let _guard = watch.as_ref().map(|watch| watch.over_upload(0, 0));
+        let transfer = engine.client().transfer(device, &[TransferShape { ty, dims, layout }])?;
         Ok(Fill { transfer, pieces, state: Mutex::default(), ended: Condvar::new(), watch })
     }
 

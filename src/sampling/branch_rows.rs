@@ -40,8 +40,9 @@ impl BranchRows {
             let layers = own.layers.as_mut().zip(set.perturbed).into_iter();
             layers.filter(|(_, perturbed)| !perturbed).for_each(|(layers, _)| layers.clear());
         }
-        let place = |k: usize| branches.get(k).and_then(|own| shape.branches.iter().position(|known| known == own));
-        let places = (0..count).map(|k| place(k).unwrap_or(0)).collect();
+        let place = |own| shape.branches.iter().position(|known| known == own).expect("a set's branches are the pass'");
+        // What fills the rows up reads the first branch's text.
+        let places = branches.iter().map(place).chain(std::iter::repeat(0)).take(count).collect();
         let text = (*branches != shape.branches).then_some(TextRows { videos, places });
         BranchRows { branches: branches.clone(), count, perturbation, isolation, text }
     }

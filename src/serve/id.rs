@@ -71,7 +71,7 @@ impl Ids {
     /// Ids behind `last`, where there is one.
     pub fn behind(last: Option<&VideoId>) -> Self {
         let bits = last.map_or(0, |id| {
-            let digit = |b: u8| DIGITS.iter().position(|d| *d == b).unwrap_or(0) as u128;
+            let digit = |b: u8| DIGITS.iter().position(|d| *d == b).expect("ids are of these digits") as u128;
             id.0.bytes().skip(PREFIX.len()).fold(0, |bits: u128, b| bits << 5 | digit(b))
         });
         Ids { last: Mutex::new(((bits >> 80) as u64, bits & ((1 << 80) - 1))) }

@@ -149,13 +149,11 @@ pub fn merge(
         let mut values = widened(weight.dtype(), bytes);
         if let Some(scales) = scales {
             for (row, values) in values.chunks_exact_mut(inner.max(1)).enumerate() {
-                let scale = scales.get(first + row).or(scales.first()).copied().unwrap_or(1.0);
+                let scale = scales[if scales.len() == 1 { 0 } else { first + row }];
                 values.iter_mut().for_each(|v| *v *= scale);
             }
         }
-        if let Ok(values) = ArrayViewMut2::from_shape((count, inner), &mut values) {
-            sum.add_to(values, first);
-        }
+        sum.add_to(ArrayViewMut2::from_shape((count, inner), &mut values).expect("rows of so many numbers"), first);
         values
     };
     let half = |round: fn(f32) -> u16| {

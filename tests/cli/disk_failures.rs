@@ -136,22 +136,25 @@ fn what_fails_beside_the_video_keeps_the_rest() {
 /// The bytes of a run's files are known before the work: a disk that has no room for them is said then.
 #[needs(cpu, mount)]
 fn a_disk_without_the_room_is_said_first() {
-    for (key, flag, name, size) in [
-        ("output.save_audio", "--save-audio", "disk/sound.wav", ("size=8k", "0.01")),
-        ("--dump", "--dump", "disk/dump.safetensors", ("size=256k", "0.25")),
+    // Frames take space by their number and size: the toy's are small.
+    let large = ["--width", "768", "--height", "512", "--num-frames", "121"];
+    for (key, flag, name, size, more) in [
+        ("output.save_audio", "--save-audio", "disk/sound.wav", ("size=8k", "0.01"), &large[..0]),
+        ("--dump", "--dump", "disk/dump.safetensors", ("size=256k", "0.25"), &[]),
+        ("output.path", "-o", "disk/out.mp4", ("size=64k", "0.06"), &large),
+        ("output.save_frames", "--save-frames", "disk/frames", ("size=2m", "2.00"), &large),
     ] {
         let folder = Folder::new();
         let (path, disk) = (folder.path(name).display().to_string(), folder.path("disk").display().to_string());
-        let (ran, left) = folder.on_a_disk(size.0, ":", "out.mp4", &[flag, &path]);
+        let (out, flags) = if flag == "-o" { (name, vec![]) } else { ("out.mp4", vec![flag, &path]) };
+        let (ran, left) = folder.on_a_disk(size.0, ":", out, &[&flags, more].concat());
         let error = error(&ran);
-        let start =
-            format!("error: {key}: {disk} has {} MiB free, and what is written there needs at least 0.", size.1);
-        assert!(
-            error.starts_with(&start) && error.ends_with("; free some, or name a place on another disk"),
-            "{error}"
-        );
+        let needs = format!(" has {} MiB free, and what is written there needs at least ", size.1);
+        assert!(error.starts_with(&format!("error: {key}: {disk}")) && error.contains(&needs), "{error}");
+        assert!(error.ends_with("; free some, or name a place on another disk"), "{error}");
         assert!(!stderr(&ran).contains("denoise"), "nothing was begun: {}", stderr(&ran));
-        assert_eq!(left, [""; 0]);
+        // The folder of frames was tried.
+        assert!(left.iter().all(|name| name == "frames"), "{left:?}");
         assert_eq!(folder.names(""), ["disk", "tmp"], "nothing is left");
     }
 }
@@ -230,6 +233,43 @@ fn a_folder_that_cannot_be_made_is_said_first() {
     run.args(["generate", "-p", "x", "--model", "no/such/model", "-o", &path("out.mp4"), "--save-audio"]);
     let error = error(&run.arg(path("folder.wav")).output().expect("runs"));
     assert!(error.starts_with("error: output.save_audio: cannot write") && error.contains("directory"), "{error}");
+}
+
+/// Files that other commands write at their end are tried at their beginning, before a model or a plugin is looked for.
+#[needs(nothing)]
+fn a_file_of_figures_that_cannot_be_made_is_said_first() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let taken = folder.path().join("taken");
+    fs::write(&taken, "a file").expect("written");
+    let file = taken.join("figures").display().to_string();
+    let profile = folder.path().join("profile").display().to_string();
+    let commands: [&[&str]; 6] = [
+        &["run", "transformer", "--model", "no/such", "--inputs", "no.safetensors", "-o", &file],
+        &["bench", "-c", "nano_2_0", "--model", "no/such", "--json", &file],
+        &["bench", "--micro", "--platform", "nowhere.so", "--json", &file],
+        &["compile", "-c", "ltx2", "--target", "tpu:v6e:2x4", "--json", &file],
+        &["why", "-c", "ltx2", "--target", "tpu:v6e:2x4", "--json", &file],
+        &["profile", "-c", "nano_2_0", "--model", "no/such", "-o", &profile, "--json", &file],
+    ];
+    for words in commands {
+        let error = error(&support::ltx2().args(words).env("LTX2_PJRT_PLUGIN", "/nowhere.so").output().expect("runs"));
+        assert!(error.contains("cannot create folder") && error.contains("taken"), "{words:?}: {error}");
+    }
+}
+
+/// A cache that can only be read is said once, before the model is opened.
+#[needs(nothing)]
+fn a_cache_that_can_only_be_read_is_said_first() {
+    let folder = tempfile::tempdir().expect("a folder");
+    fs::write(folder.path().join("file"), "no folder").expect("written");
+    let cache = folder.path().join("file/cache");
+    let mut run = support::ltx2();
+    run.args(["generate", "-p", "x", "--model", "no/such/model", "-o"]).arg(folder.path().join("out.mp4"));
+    let ran = run.env("LTX2_COMPILE_CACHE", &cache).output().expect("runs");
+    let (said, words) = (stderr(&ran), "runtime.compile_cache: cannot");
+    assert!(error(&ran).contains("no/such/model"), "{said}");
+    assert!(said.find(words).is_some_and(|first| first < said.find("error: ").expect("the error")), "{said}");
+    assert_eq!(said.matches(words).count(), 1, "{said}");
 }
 
 /// A write that fails in the middle for want of room: the limit is of a file's size.

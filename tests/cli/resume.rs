@@ -253,6 +253,47 @@ impl Observer for Takes {
     fn finished(&mut self, _: &Finished, _: &str) {}
 }
 
+/// Of two videos the first is finished: the second is made with its sound and frames where they were to be.
+#[needs(cpu)]
+fn the_rest_of_several_videos_goes_where_it_was_to_go() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name);
+    std::fs::write(path("prompts.txt"), "a lighthouse\na harbour\n").expect("written");
+    let run = |resume: bool| {
+        let mut run = support::ltx2();
+        run.args(["generate", "-c", support::tiny(), "--steps", "1", "--prompts"]).arg(path("prompts.txt"));
+        run.arg("-o")
+            .arg(path("videos"))
+            .arg("--save-audio")
+            .arg(path("sounds"))
+            .arg("--save-frames")
+            .arg(path("frames"));
+        run.args(resume.then_some("--resume"));
+        let ran = run.output().expect("runs");
+        let said = String::from_utf8_lossy(&ran.stderr).into_owned();
+        assert!(ran.status.success(), "{said}");
+        said
+    };
+    let names = |name: &str| {
+        let all = std::fs::read_dir(path(name)).expect("a folder");
+        let mut names: Vec<String> = all.map(|e| e.expect("one").file_name().to_string_lossy().into()).collect();
+        names.sort();
+        names
+    };
+    run(false);
+    let whole = ["videos", "sounds", "frames"].map(names);
+    assert_eq!(whole.each_ref().map(Vec::len), [4, 2, 2], "{whole:?}");
+    let (video, sound) = (path("videos").join(&whole[0][3]), path("sounds").join(&whole[1][1]));
+    let made = std::fs::read(&sound).expect("the sound");
+    std::fs::remove_file(&video).expect("removed");
+    std::fs::remove_file(&sound).expect("removed");
+    std::fs::remove_dir_all(path("frames").join(&whole[2][1])).expect("removed");
+    let said = run(true);
+    assert!(said.contains(&format!("{} is finished: nothing to resume", whole[0][1])), "{said}");
+    assert_eq!(["videos", "sounds", "frames"].map(names), whole);
+    assert_eq!(std::fs::read(&sound).expect("the sound"), made, "the same bytes");
+}
+
 #[needs(cpu)]
 fn a_video_that_cannot_be_written_is_kept_as_tensors() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -126,9 +126,16 @@ fn made_up(code: &str) -> Vec<String> {
         parts.pop();
         parts
     };
-    let all = [".unwrap_or_default()", ".unwrap_or_else(|_| "].into_iter().flat_map(before);
-    let statements = all.map(|text| text.rsplit([';', '{', '}']).next().unwrap_or(text));
-    statements.filter(|s| sure.iter().any(|call| s.contains(call))).map(|s| s.trim().to_string()).collect()
+    let statement =
+        |text: &'static str| before(text).into_iter().map(|t| t.rsplit([';', '{', '}']).next().unwrap_or(t));
+    let defaults = [".unwrap_or_default()", ".unwrap_or_else(|_| "].into_iter().flat_map(statement);
+    let made = defaults.filter(|s| sure.iter().any(|call| s.contains(call)));
+    // A number may be meant where a conversion ends, not where something is looked up or given its shape.
+    let numbers = [".unwrap_or(0", ".unwrap_or(1"].into_iter().flat_map(statement);
+    let made = made.chain(numbers.filter(|s| [".position(", "_shape("].iter().any(|call| s.contains(call))));
+    let passed_over = code.split("if let Ok(").skip(1).map(|rest| rest.split('{').next().unwrap_or(rest));
+    let made = made.chain(passed_over.filter(|s| s.contains("_shape(")));
+    made.map(|s| s.trim().to_string()).collect()
 }
 
 #[needs(nothing)]
@@ -138,6 +145,9 @@ fn what_cannot_fail_is_expected_not_defaulted() {
     assert_eq!(made_up(planted), ["let b = x\n    .as_slice()"]);
     let planted = "let a = ndarray::concatenate(Axis(0), &all).unwrap_or_else(|_| Array1::zeros(0));";
     assert_eq!(made_up(planted), ["let a = ndarray::concatenate(Axis(0), &all)"]);
+    let planted = "let a = all.iter().position(|b| b == c).unwrap_or(0);\nlet d = u64::try_from(e).unwrap_or(0);";
+    assert_eq!(made_up(planted), ["let a = all.iter().position(|b| b == c)"]);
+    assert_eq!(made_up("if let Ok(a) = View::from_shape((2, 3), &mut b) {"), ["a) = View::from_shape((2, 3), &mut b)"]);
     let mut wrong = Vec::new();
     for path in [sources(Path::new("src")), sources(Path::new("crates"))].concat() {
         wrong.extend(made_up(&code(&path)).into_iter().map(|s| format!("{}: {s}", path.display())));

@@ -328,7 +328,8 @@ impl<'a> Walk<'a> {
             let parts = self.module.called(i).map(|c| self.module.fused_collectives(c)).unwrap_or_default();
             parts.iter().any(|(part, c)| *part == AsyncPart::Done && c.channel_id == channel)
         };
-        order.iter().position(|i| i.opcode == "fusion" && ends(i)).unwrap_or(0)
+        let end = order.iter().position(|i| i.opcode == "fusion" && ends(i));
+        end.unwrap_or(0)
     }
 
     fn describe(

@@ -174,6 +174,11 @@ mod tests {
                 && line.contains(" ms a step (predicted); next "),
             "{line}"
         );
+        // As measured: benchmarks/2026-11-27-h100x4/four.txt.
+        for (kind, measured) in [("NVIDIA H100 80GB HBM3", "ring"), ("NVIDIA H200", "sequence")] {
+            let (layout, mesh, line) = first(&[], "cuda", kind, 4);
+            assert_eq!((layout.as_str(), mesh.as_str()), (measured, "cfg=2,context=2"), "{line}");
+        }
         // Without guidance there are no branches to set apart.
         let (layout, _, line) = first(&["guidance.video.cfg=1", "guidance.audio.cfg=1"], "cuda", "NVIDIA H200", 2);
         assert_ne!(layout, "cfg", "{line}");

@@ -52,17 +52,18 @@ impl Launch {
     ) -> Result<Option<Launch>, LaunchError> {
         let variable = |name: &str| variable(name).map(|v| v.trim().to_string()).filter(|v| !v.is_empty());
         let error = |how: &str, why: String| LaunchError { how: how.into(), why };
-        let number = |name: &str| match variable(name).map(|v| (v.parse::<usize>(), v)) {
-            None => Ok(None),
-            Some((Ok(n), _)) => Ok(Some(n)),
-            Some((Err(_), v)) => Err(error(name, format!("'{v}' is not a number"))),
-        };
         if options.num_processes == Some(1) {
             return Ok(None);
         }
-        let found = [ours, slurm, open_mpi, jobset, tpu].iter().find_map(|launcher| launcher(&variable));
+        // What flags or YAML say whole needs no launcher, whatever its variables are.
+        let said = options.process_id.is_some() && options.num_processes.is_some() && options.coordinator.is_some();
+        let launchers: &[Launcher] = if said { &[] } else { &[ours, slurm, open_mpi, jobset, tpu] };
+        let found = launchers.iter().find_map(|launcher| launcher(&variable).transpose()).transpose()?;
         // Of our own variables one alone may be set, beside flags or a launcher's.
-        let (own_id, own_count) = (number("LTX2_PROCESS_ID")?, number("LTX2_NUM_PROCESSES")?);
+        let (own_id, own_count) = match said {
+            true => (None, None),
+            false => (number(&variable, "LTX2_PROCESS_ID")?, number(&variable, "LTX2_NUM_PROCESSES")?),
+        };
         let id = options.process_id.or(own_id).or(found.as_ref().map(|f| f.id));
         let count = options.num_processes.or(own_count).or(found.as_ref().map(|f| f.count));
         let coordinator = options.coordinator.clone().or_else(|| variable("LTX2_COORDINATOR"));
@@ -108,8 +109,21 @@ fn place(coordinator: &str) -> Result<String, String> {
 
 type Variable<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-fn parsed(variable: Variable, name: &str) -> Option<usize> {
-    variable(name)?.parse().ok()
+/// Tells how a launcher started this process; none where its mark is not in the environment.
+type Launcher = fn(Variable) -> Result<Option<Detected>, LaunchError>;
+
+/// A variable's number; none where it is not set.
+fn number<N: std::str::FromStr>(variable: Variable, name: &str) -> Result<Option<N>, LaunchError> {
+    let Some(text) = variable(name) else { return Ok(None) };
+    let wrong = || LaunchError { how: name.into(), why: format!("'{text}' is not a number") };
+    text.parse().map(Some).map_err(|_| wrong())
+}
+
+/// The number of a variable that a launcher sets wherever `mark` is set: without it this process would be taken for another, or for
+/// one alone.
+fn needed(variable: Variable, name: &str, mark: &str) -> Result<usize, LaunchError> {
+    let why = || format!("it is not set, and {mark} is: set it, or give --num-processes 1 for a process alone");
+    number(variable, name)?.ok_or_else(|| LaunchError { how: name.into(), why: why() })
 }
 
 /// A port that the processes of a job have in common and another job's do not.
@@ -118,19 +132,24 @@ fn job_port(job: u64) -> u64 {
 }
 
 /// Our own variables, for launchers that are none of the others.
-fn ours(variable: Variable) -> Option<Detected> {
-    let (id, count) = (parsed(variable, "LTX2_PROCESS_ID")?, parsed(variable, "LTX2_NUM_PROCESSES")?);
-    Some(Detected { how: "LTX2_PROCESS_ID", id, count, coordinator: variable("LTX2_COORDINATOR") })
+fn ours(variable: Variable) -> Result<Option<Detected>, LaunchError> {
+    let both = (number(variable, "LTX2_PROCESS_ID")?, number(variable, "LTX2_NUM_PROCESSES")?);
+    let (Some(id), Some(count)) = both else { return Ok(None) };
+    Ok(Some(Detected { how: "LTX2_PROCESS_ID", id, count, coordinator: variable("LTX2_COORDINATOR") }))
 }
 
 /// A task of `srun`. The batch script itself has a task number too, but belongs to no step.
-fn slurm(variable: Variable) -> Option<Detected> {
-    let nodes = variable("SLURM_STEP_NODELIST")?;
-    let id = parsed(variable, "SLURM_PROCID")?;
-    let count = parsed(variable, "SLURM_STEP_NUM_TASKS").or_else(|| parsed(variable, "SLURM_NTASKS"))?;
-    let job = variable("SLURM_JOB_ID").and_then(|j| j.parse().ok()).unwrap_or(0);
-    let coordinator = Some(format!("{}:{}", first_host(&nodes), job_port(job)));
-    Some(Detected { how: "SLURM", id, count, coordinator })
+fn slurm(variable: Variable) -> Result<Option<Detected>, LaunchError> {
+    const MARK: &str = "SLURM_STEP_NODELIST";
+    let Some(nodes) = variable(MARK) else { return Ok(None) };
+    let id = needed(variable, "SLURM_PROCID", MARK)?;
+    let count = match number(variable, "SLURM_STEP_NUM_TASKS")? {
+        Some(count) => count,
+        None => needed(variable, "SLURM_NTASKS", MARK)?,
+    };
+    let job = needed(variable, "SLURM_JOB_ID", MARK)?;
+    let coordinator = Some(format!("{}:{}", first_host(&nodes), job_port(job as u64)));
+    Ok(Some(Detected { how: "SLURM", id, count, coordinator }))
 }
 
 /// The first host of SLURM's notation: `n[003-007,9],m1` is `n003`.
@@ -147,42 +166,50 @@ fn first_host(nodes: &str) -> String {
 }
 
 /// A process of `mpirun`. Where its first one is stands nowhere, unless all are on this host.
-fn open_mpi(variable: Variable) -> Option<Detected> {
-    let (id, count) = (parsed(variable, "OMPI_COMM_WORLD_RANK")?, parsed(variable, "OMPI_COMM_WORLD_SIZE")?);
-    let here = parsed(variable, "OMPI_COMM_WORLD_LOCAL_SIZE") == Some(count);
+fn open_mpi(variable: Variable) -> Result<Option<Detected>, LaunchError> {
+    const MARK: &str = "OMPI_COMM_WORLD_SIZE";
+    let Some(count) = number(variable, MARK)? else { return Ok(None) };
+    let id = needed(variable, "OMPI_COMM_WORLD_RANK", MARK)?;
+    let here = number(variable, "OMPI_COMM_WORLD_LOCAL_SIZE")? == Some(count);
     // The name of the job, of which only the digits are a number.
     let job = variable("PMIX_NAMESPACE").unwrap_or_default();
     let job = job.bytes().fold(0u64, |n, b| n.wrapping_mul(31).wrapping_add(b.into()));
     let coordinator = here.then(|| format!("127.0.0.1:{}", job_port(job)));
-    Some(Detected { how: "Open MPI", id, count, coordinator })
+    Ok(Some(Detected { how: "Open MPI", id, count, coordinator }))
 }
 
 /// A pod of a Kubernetes JobSet, with the variables that scripts/pod/jobset.yml sets.
-fn jobset(variable: Variable) -> Option<Detected> {
-    let (set, job) = (variable("JOBSET_NAME")?, variable("REPLICATED_JOB_NAME")?);
-    let (pod, pods) = (parsed(variable, "JOB_COMPLETION_INDEX")?, parsed(variable, "PROCESSES_IN_JOB")?);
-    let index = parsed(variable, "JOB_INDEX").unwrap_or(0);
-    let jobs = parsed(variable, "JOBS_IN_SET").or_else(|| parsed(variable, "MEGASCALE_NUM_SLICES")).unwrap_or(1);
+fn jobset(variable: Variable) -> Result<Option<Detected>, LaunchError> {
+    const MARK: &str = "REPLICATED_JOB_NAME";
+    let (Some(set), Some(job)) = (variable("JOBSET_NAME"), variable(MARK)) else { return Ok(None) };
+    // Without the number of its processes it is a JobSet of another make.
+    let Some(pods) = number::<usize>(variable, "PROCESSES_IN_JOB")? else { return Ok(None) };
+    let pod = needed(variable, "JOB_COMPLETION_INDEX", MARK)?;
+    let jobs = match number(variable, "JOBS_IN_SET")? {
+        Some(jobs) => jobs,
+        None => number(variable, "MEGASCALE_NUM_SLICES")?.unwrap_or(1),
+    };
+    let index = if jobs > 1 { needed(variable, "JOB_INDEX", MARK)? } else { 0 };
     // Pods of a JobSet have names under its headless service.
     let coordinator = Some(format!("{set}-{job}-0-0.{set}:{PORT}"));
-    Some(Detected { how: "Kubernetes JobSet", id: index * pods + pod, count: jobs * pods, coordinator })
+    Ok(Some(Detected { how: "Kubernetes JobSet", id: index * pods + pod, count: jobs * pods, coordinator }))
 }
 
 /// A TPU worker whose slice is described in the environment, as GKE does.
-fn tpu(variable: Variable) -> Option<Detected> {
-    let hosts = variable("TPU_WORKER_HOSTNAMES")?;
-    let worker = parsed(variable, "TPU_WORKER_ID")?;
+fn tpu(variable: Variable) -> Result<Option<Detected>, LaunchError> {
+    const MARK: &str = "TPU_WORKER_HOSTNAMES";
+    let Some(hosts) = variable(MARK) else { return Ok(None) };
     let hosts: Vec<&str> = hosts.split(',').map(str::trim).filter(|h| !h.is_empty()).collect();
-    let slices = parsed(variable, "MEGASCALE_NUM_SLICES").unwrap_or(1);
-    let slice = parsed(variable, "MEGASCALE_SLICE_ID").unwrap_or(0);
-    let first = match variable("MEGASCALE_COORDINATOR_ADDRESS").filter(|_| slices > 1) {
-        // Its port is Megascale's own.
-        Some(address) => address.split(':').next().unwrap_or_default().to_string(),
-        // An entry may go on with a port and an address.
-        None => hosts.first()?.split(':').next().unwrap_or_default().to_string(),
-    };
-    let coordinator = Some(format!("{first}:{PORT}"));
-    Some(Detected { how: "TPU_WORKER_ID", id: slice * hosts.len() + worker, count: slices * hosts.len(), coordinator })
+    let Some(first) = hosts.first() else { return Ok(None) };
+    let slices = number(variable, "MEGASCALE_NUM_SLICES")?.unwrap_or(1);
+    // A worker alone need not say which it is.
+    let worker = if hosts.len() > 1 { needed(variable, "TPU_WORKER_ID", MARK)? } else { 0 };
+    let slice = if slices > 1 { needed(variable, "MEGASCALE_SLICE_ID", "MEGASCALE_NUM_SLICES")? } else { 0 };
+    // The port of Megascale's coordinator is its own; an entry may go on with a port and an address.
+    let first = variable("MEGASCALE_COORDINATOR_ADDRESS").filter(|_| slices > 1).unwrap_or_else(|| (*first).into());
+    let coordinator = Some(format!("{}:{PORT}", first.split(':').next().unwrap_or_default()));
+    let (id, count) = (slice * hosts.len() + worker, slices * hosts.len());
+    Ok(Some(Detected { how: "TPU_WORKER_ID", id, count, coordinator }))
 }
 
 #[cfg(test)]
@@ -271,6 +298,47 @@ mod tests {
         assert!(detect(odd, &[]).unwrap_err().ends_with("coordinator 'h:x' is not HOST:PORT"));
         let odd = detect(LaunchOptions::default(), &[("LTX2_PROCESS_ID", "one")]).unwrap_err();
         assert_eq!(odd, "several processes (LTX2_PROCESS_ID): 'one' is not a number");
+    }
+
+    #[test]
+    fn a_launcher_that_says_half_is_an_error_that_names_the_rest() {
+        let tpu = ("TPU_WORKER_HOSTNAMES", "a,b");
+        let step = [("SLURM_STEP_NODELIST", "n[1-2]"), ("SLURM_NTASKS", "2"), ("SLURM_JOB_ID", "7")];
+        let set = [
+            ("JOBSET_NAME", "v"),
+            ("REPLICATED_JOB_NAME", "s"),
+            ("PROCESSES_IN_JOB", "2"),
+            ("JOB_COMPLETION_INDEX", "0"),
+        ];
+        let cases = [
+            (vec![tpu], "TPU_WORKER_ID", "it is not set, and TPU_WORKER_HOSTNAMES is"),
+            (vec![tpu, ("TPU_WORKER_ID", "x")], "TPU_WORKER_ID", "'x' is not a number"),
+            (
+                vec![tpu, ("TPU_WORKER_ID", "0"), ("MEGASCALE_NUM_SLICES", "2")],
+                "MEGASCALE_SLICE_ID",
+                "it is not set, and MEGASCALE_NUM_SLICES is",
+            ),
+            (step.to_vec(), "SLURM_PROCID", "it is not set, and SLURM_STEP_NODELIST is"),
+            (
+                [&step[..2], &[("SLURM_PROCID", "1"), ("SLURM_JOB_ID", "7_1")]].concat(),
+                "SLURM_JOB_ID",
+                "'7_1' is not a number",
+            ),
+            (vec![("OMPI_COMM_WORLD_SIZE", "2")], "OMPI_COMM_WORLD_RANK", "it is not set, and OMPI_COMM_WORLD_SIZE is"),
+            ([&set[..], &[("JOBS_IN_SET", "two")]].concat(), "JOBS_IN_SET", "'two' is not a number"),
+            ([&set[..], &[("JOBS_IN_SET", "2")]].concat(), "JOB_INDEX", "it is not set, and REPLICATED_JOB_NAME is"),
+        ];
+        let alone = LaunchOptions { num_processes: Some(1), ..LaunchOptions::default() };
+        let whole = LaunchOptions { coordinator: Some("h:1".into()), process_id: Some(0), num_processes: Some(2) };
+        for (variables, name, why) in cases {
+            let error = detect(LaunchOptions::default(), &variables).unwrap_err();
+            assert!(error.starts_with(&format!("several processes ({name}): {why}")), "{error}");
+            assert_eq!(detect(alone.clone(), &variables), Ok(None), "{name}");
+            assert_eq!(detect(whole.clone(), &variables).unwrap().unwrap().coordinator, "h:1", "{name}");
+        }
+        // A worker of its own, and a JobSet that does not count its processes.
+        assert_eq!(detect(LaunchOptions::default(), &[("TPU_WORKER_HOSTNAMES", "localhost")]), Ok(None));
+        assert_eq!(detect(LaunchOptions::default(), &set[..2]), Ok(None));
     }
 
     #[test]
