@@ -188,6 +188,7 @@ profiles() {
         ended $? "profile-$layout" || continue
         find "$out/profile-$layout" -name '*.xplane.pb' -delete
         echo "$layout ($mesh), 6 blocks, ms a step:"
+        grep 'step(s)' "$out/profile-$layout.txt" | sed 's/^/    all: /'
         sed -n '/exposed/,/^$/p' "$out/profile-$layout.txt" | grep -E 'exposed|all-|reduce|permute|idle' | sed 's/^/    /'
     done
 }

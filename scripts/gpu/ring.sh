@@ -3,13 +3,14 @@
 # Prints how far each way is from one GPU's attention on the same random weights, beside another kernel's distance, and what a step of
 # the published size takes by `ring` and by `sequence` on two. With ways named it prints their distances alone, at the first size, two
 # at a time. Exit code 1 where one fails.
-# About four minutes on two H100s, on four some more; MEMORY (0.7) is the part of a card's memory for a run of the distances. Needs
+# About four minutes on two H100s, on four some more; MEMORY (0.7, of ways that are named 0.35) is the part of a card's memory for a run of the distances. Needs
 # the CUDA plugin (`ltx2 plugin install cuda`, or jax's in LTX2_PJRT_PLUGIN) and python3. PLATFORM=cpu tries the script itself, without
 # cuDNN and the published size.
 set -euo pipefail
 ltx2=$1 out=${2:-out/ring} platform=${PLATFORM:-cuda}
 shift $(($# < 2 ? $# : 2))
 named=("$@")
+[ "${#named[@]}" -eq 0 ] || MEMORY=${MEMORY:-0.35}
 mkdir -p "$out"
 export LTX2_COMPILE_CACHE=$out/cache
 # Multicast over NVLink takes the switch's rights; nothing here needs it.
@@ -65,12 +66,13 @@ ways=("sequence context=2" "ring context=2" "hybrid context=2") sizes=("384 256 
 # Distances at a size, whose video by one GPU is there: of another kernel, and of a layout on a mesh.
 plain() {
 	latents "$label-plain" "${pixels[@]}" "${one[@]}" --set runtime.attention=plain || return 1
-	echo "  one GPU, XLA's operations: $(distance "$label-plain" "$label-one")"
+	local far
+	far=$(distance "$label-plain" "$label-one") && echo "  one GPU, XLA's operations: $far"
 }
 way() {
-	local name=$label-$1-${2//[=,]/-}
+	local name=$label-$1-${2//[=,]/-} far
 	latents "$name" "${pixels[@]}" --layout "$1" --mesh "$2" "${cudnn[@]}" || return 1
-	echo "  $1, $2: $(distance "$name" "$label-one")"
+	far=$(distance "$name" "$label-one") && echo "  $1, $2: $far"
 }
 # One, or two at a time where ways are named.
 run() {

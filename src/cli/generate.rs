@@ -76,6 +76,9 @@ fn make(args: &Args, config: &Config, group: Option<&Arc<Group>>) -> anyhow::Res
     if options.jobs.iter().any(|job| job.prompt.trim().is_empty()) {
         tracing::info!("the prompt is empty: the video is unconditional");
     }
+    if options.resume && options.jobs.is_empty() {
+        return Ok(());
+    }
     let mut progress = Progress::new(options.jobs.len(), later || !tracing::enabled!(tracing::Level::INFO));
     let finished = generate(config, &options, group, &mut progress)?;
     if finished.is_empty() {

@@ -144,8 +144,12 @@ pub(super) fn persist(file: NamedTempFile, path: &Path, replace: bool) -> Result
 /// Whether a file can be made at `path`, its parents created: said before hours of work instead of after.
 ///
 /// # Errors
-/// The folder that cannot be made or written to.
+/// The folder that cannot be made or written to; a folder in the file's place.
 pub fn check_writable(path: &Path) -> Result<()> {
+    if path.is_dir() || path.file_name().is_none() {
+        let source = std::io::ErrorKind::IsADirectory.into();
+        return Err(Error::Io { action: "write", path: path.into(), source });
+    }
     beside(path, ".part").map(drop)
 }
 

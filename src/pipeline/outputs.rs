@@ -10,9 +10,9 @@ use crate::config::{Config, sidecar_path};
 use crate::media::{self, png_frame_path};
 use crate::request::Request;
 
-/// Parts of a raw frame's bytes that an encoder needs for the plainest of scenes, and that it likely does.
-const MP4: [f64; 2] = [0.0005, 0.02];
-const PNG: [f64; 2] = [0.02, 0.5];
+/// Parts of a raw frame's bytes that an encoder needs for a black video, and that it likely does.
+const MP4: [f64; 2] = [0.00003, 0.02];
+const PNG: [f64; 2] = [0.001, 0.5];
 
 /// A file, or the first of a folder's.
 struct Output {
@@ -52,10 +52,6 @@ pub(super) fn check_places(config: &Config, options: &GenerateOptions) -> Result
     let times = options.perf_json.iter().map(|path| Output { key: "--perf-json", path: path.clone() });
     videos.chain(dumps).chain(times).try_for_each(|Output { key, path }| {
         let fail = |source| PipelineError::Output { key, source };
-        if path.is_dir() || path.file_name().is_none() {
-            let source = std::io::Error::from(std::io::ErrorKind::IsADirectory);
-            return Err(fail(media::Error::Io { action: "write", path, source }));
-        }
         media::check_writable(&path).map_err(fail)
     })
 }

@@ -137,12 +137,12 @@ fn what_fails_beside_the_video_keeps_the_rest() {
 #[needs(cpu, mount)]
 fn a_disk_without_the_room_is_said_first() {
     // Frames take space by their number and size: the toy's are small.
-    let large = ["--width", "768", "--height", "512", "--num-frames", "121"];
+    let large = ["--width", "1920", "--height", "1088", "--num-frames", "257"];
     for (key, flag, name, size, more) in [
         ("output.save_audio", "--save-audio", "disk/sound.wav", ("size=8k", "0.01"), &large[..0]),
         ("--dump", "--dump", "disk/dump.safetensors", ("size=256k", "0.25"), &[]),
-        ("output.path", "-o", "disk/out.mp4", ("size=64k", "0.06"), &large),
-        ("output.save_frames", "--save-frames", "disk/frames", ("size=2m", "2.00"), &large),
+        ("output.path", "-o", "disk/out.mp4", ("size=32k", "0.03"), &large),
+        ("output.save_frames", "--save-frames", "disk/frames", ("size=1m", "1.00"), &large),
     ] {
         let folder = Folder::new();
         let (path, disk) = (folder.path(name).display().to_string(), folder.path("disk").display().to_string());
@@ -251,15 +251,20 @@ fn a_file_of_figures_that_cannot_be_made_is_said_first() {
         &["why", "-c", "ltx2", "--target", "tpu:v6e:2x4", "--json", &file],
         &["profile", "-c", "nano_2_0", "--model", "no/such", "-o", &profile, "--json", &file],
     ];
+    // A folder in the file's place.
+    let place = folder.path().display().to_string();
+    let mut run = support::ltx2();
+    let ran = run.args(["bench", "-c", "nano_2_0", "--model", "no/such", "--json", &place]).output().expect("runs");
+    assert!(error(&ran).contains("cannot write") && error(&ran).contains("directory"), "{}", error(&ran));
     for words in commands {
         let error = error(&support::ltx2().args(words).env("LTX2_PJRT_PLUGIN", "/nowhere.so").output().expect("runs"));
         assert!(error.contains("cannot create folder") && error.contains("taken"), "{words:?}: {error}");
     }
 }
 
-/// A cache that can only be read is said once, before the model is opened.
+/// A cache whose folder cannot be made is said once, before the model is opened.
 #[needs(nothing)]
-fn a_cache_that_can_only_be_read_is_said_first() {
+fn a_cache_that_cannot_be_made_is_said_first() {
     let folder = tempfile::tempdir().expect("a folder");
     fs::write(folder.path().join("file"), "no folder").expect("written");
     let cache = folder.path().join("file/cache");

@@ -308,7 +308,7 @@ impl<'a> Walk<'a> {
                 let Some(called) = self.module.called(i) else { return Vec::new() };
                 let held = self.module.fused_collectives(called).into_iter();
                 held.filter_map(|(part, c)| match part {
-                    AsyncPart::Start => Some((c, Some(self.fused_end(c.channel_id, order)))),
+                    AsyncPart::Start => Some((c, Some(self.fused_end(c.channel_id, order).unwrap_or(0)))),
                     AsyncPart::Middle if !self.started.contains(&c.channel_id) => Some((c, None)),
                     _ => None,
                 })
@@ -322,14 +322,13 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Schedule position of the fusion that ends a collective; 0 where it is in another computation.
-    fn fused_end(&self, channel: i64, order: &[&'a InstructionProto]) -> usize {
+    /// Schedule position of the fusion that ends a collective; none where it is in another computation.
+    fn fused_end(&self, channel: i64, order: &[&'a InstructionProto]) -> Option<usize> {
         let ends = |i: &InstructionProto| {
             let parts = self.module.called(i).map(|c| self.module.fused_collectives(c)).unwrap_or_default();
             parts.iter().any(|(part, c)| *part == AsyncPart::Done && c.channel_id == channel)
         };
-        let end = order.iter().position(|i| i.opcode == "fusion" && ends(i));
-        end.unwrap_or(0)
+        order.iter().position(|i| i.opcode == "fusion" && ends(i))
     }
 
     fn describe(

@@ -174,7 +174,7 @@ mod tests {
                 && line.contains(" ms a step (predicted); next "),
             "{line}"
         );
-        // As measured: benchmarks/2026-11-27-h100x4/four.txt.
+        // On H100s as measured (benchmarks/2026-11-27-h100x4/four.txt); on H200s the only one of both that was.
         for (kind, measured) in [("NVIDIA H100 80GB HBM3", "ring"), ("NVIDIA H200", "sequence")] {
             let (layout, mesh, line) = first(&[], "cuda", kind, 4);
             assert_eq!((layout.as_str(), mesh.as_str()), (measured, "cfg=2,context=2"), "{line}");

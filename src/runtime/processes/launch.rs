@@ -55,18 +55,20 @@ impl Launch {
         if options.num_processes == Some(1) {
             return Ok(None);
         }
-        // What flags or YAML say whole needs no launcher, whatever its variables are.
-        let said = options.process_id.is_some() && options.num_processes.is_some() && options.coordinator.is_some();
-        let launchers: &[Launcher] = if said { &[] } else { &[ours, slurm, open_mpi, jobset, tpu] };
-        let found = launchers.iter().find_map(|launcher| launcher(&variable).transpose()).transpose()?;
         // Of our own variables one alone may be set, beside flags or a launcher's.
-        let (own_id, own_count) = match said {
-            true => (None, None),
-            false => (number(&variable, "LTX2_PROCESS_ID")?, number(&variable, "LTX2_NUM_PROCESSES")?),
-        };
-        let id = options.process_id.or(own_id).or(found.as_ref().map(|f| f.id));
-        let count = options.num_processes.or(own_count).or(found.as_ref().map(|f| f.count));
+        let own = |flag: Option<usize>, name| flag.map_or_else(|| number(&variable, name), |given| Ok(Some(given)));
+        let (id, count) =
+            (own(options.process_id, "LTX2_PROCESS_ID")?, own(options.num_processes, "LTX2_NUM_PROCESSES")?);
         let coordinator = options.coordinator.clone().or_else(|| variable("LTX2_COORDINATOR"));
+        if count == Some(1) {
+            return Ok(None);
+        }
+        // Where all is said, a launcher's variables may be anything.
+        let whole = id.is_some() && count.is_some() && coordinator.is_some();
+        let launchers: &[Launcher] = if whole { &[] } else { &[ours, slurm, open_mpi, jobset, tpu] };
+        let found = launchers.iter().find_map(|launcher| launcher(&variable).transpose()).transpose()?;
+        let id = id.or(found.as_ref().map(|f| f.id));
+        let count = count.or(found.as_ref().map(|f| f.count));
         let given = options.process_id.is_some() || options.num_processes.is_some() || coordinator.is_some();
         let how = match &found {
             Some(found) if !given => found.how.to_string(),
@@ -147,8 +149,8 @@ fn slurm(variable: Variable) -> Result<Option<Detected>, LaunchError> {
         Some(count) => count,
         None => needed(variable, "SLURM_NTASKS", MARK)?,
     };
-    let job = needed(variable, "SLURM_JOB_ID", MARK)?;
-    let coordinator = Some(format!("{}:{}", first_host(&nodes), job_port(job as u64)));
+    let job = number(variable, "SLURM_JOB_ID")?;
+    let coordinator = job.map(|job| format!("{}:{}", first_host(&nodes), job_port(job)));
     Ok(Some(Detected { how: "SLURM", id, count, coordinator }))
 }
 
@@ -189,7 +191,9 @@ fn jobset(variable: Variable) -> Result<Option<Detected>, LaunchError> {
         Some(jobs) => jobs,
         None => number(variable, "MEGASCALE_NUM_SLICES")?.unwrap_or(1),
     };
-    let index = if jobs > 1 { needed(variable, "JOB_INDEX", MARK)? } else { 0 };
+    // One that is set counts where there should be one job alone, too: two jobs that call themselves the first would meet.
+    let index =
+        if jobs > 1 { needed(variable, "JOB_INDEX", MARK)? } else { number(variable, "JOB_INDEX")?.unwrap_or(0) };
     // Pods of a JobSet have names under its headless service.
     let coordinator = Some(format!("{set}-{job}-0-0.{set}:{PORT}"));
     Ok(Some(Detected { how: "Kubernetes JobSet", id: index * pods + pod, count: jobs * pods, coordinator }))
@@ -204,7 +208,10 @@ fn tpu(variable: Variable) -> Result<Option<Detected>, LaunchError> {
     let slices = number(variable, "MEGASCALE_NUM_SLICES")?.unwrap_or(1);
     // A worker alone need not say which it is.
     let worker = if hosts.len() > 1 { needed(variable, "TPU_WORKER_ID", MARK)? } else { 0 };
-    let slice = if slices > 1 { needed(variable, "MEGASCALE_SLICE_ID", "MEGASCALE_NUM_SLICES")? } else { 0 };
+    let slice = match slices {
+        1 => number(variable, "MEGASCALE_SLICE_ID")?.unwrap_or(0),
+        _ => needed(variable, "MEGASCALE_SLICE_ID", "MEGASCALE_NUM_SLICES")?,
+    };
     // The port of Megascale's coordinator is its own; an entry may go on with a port and an address.
     let first = variable("MEGASCALE_COORDINATOR_ADDRESS").filter(|_| slices > 1).unwrap_or_else(|| (*first).into());
     let coordinator = Some(format!("{}:{PORT}", first.split(':').next().unwrap_or_default()));
@@ -335,6 +342,24 @@ mod tests {
             assert!(error.starts_with(&format!("several processes ({name}): {why}")), "{error}");
             assert_eq!(detect(alone.clone(), &variables), Ok(None), "{name}");
             assert_eq!(detect(whole.clone(), &variables).unwrap().unwrap().coordinator, "h:1", "{name}");
+        }
+        // Our own variables count as flags do.
+        let own = [("LTX2_PROCESS_ID", "0"), ("LTX2_COORDINATOR", "h:1"), ("TPU_WORKER_HOSTNAMES", "a,b")];
+        let two = LaunchOptions { num_processes: Some(2), ..LaunchOptions::default() };
+        assert_eq!(detect(two, &own).unwrap().unwrap().coordinator, "h:1");
+        assert_eq!(detect(LaunchOptions::default(), &[own[2], ("LTX2_NUM_PROCESSES", "1")]), Ok(None));
+        // Without a job's number its port is not known.
+        let unnumbered = [&step[..2], &[("SLURM_PROCID", "1")]].concat();
+        let error = detect(LaunchOptions::default(), &unnumbered).unwrap_err();
+        assert!(error.starts_with("several processes (SLURM): where do they meet?"), "{error}");
+        let place = LaunchOptions { coordinator: Some("h:1".into()), ..LaunchOptions::default() };
+        assert_eq!(detect(place, &unnumbered).unwrap().unwrap().id, 1);
+        // A second job or slice where there should be one.
+        for second in
+            [[&set[..], &[("JOB_INDEX", "1")]].concat(), vec![tpu, ("TPU_WORKER_ID", "0"), ("MEGASCALE_SLICE_ID", "1")]]
+        {
+            let error = detect(LaunchOptions::default(), &second).unwrap_err();
+            assert!(error.ends_with("process 2 of 2: they are numbered from 0"), "{error}");
         }
         // A worker of its own, and a JobSet that does not count its processes.
         assert_eq!(detect(LaunchOptions::default(), &[("TPU_WORKER_HOSTNAMES", "localhost")]), Ok(None));
