@@ -140,12 +140,17 @@ impl ModuleStore {
         Ok(read.ok())
     }
 
-    /// Writes an entry, in place of what its file held.
+    /// Writes an entry, in place of what its file held, unless that is a complete module: a compilation that outlived its killed run
+    /// must not change the figures that a later one went by.
     ///
     /// # Errors
     /// A file that cannot be written.
     pub fn put(&self, key: &CompileKey, outcome: &CompileOutcome) -> Result<(), CacheError> {
         let path = self.path(key);
+        let is_module = |bytes: Vec<u8>| matches!(self::outcome(key, &bytes), Ok(CompileOutcome::Module(_)));
+        if fs::read(&path).is_ok_and(is_module) {
+            return Ok(());
+        }
         let written = match outcome {
             CompileOutcome::Module(m) => compressed(&m.optimized.bytes).and_then(|payload| {
                 let (format, length) = (m.optimized.format.clone(), m.optimized.bytes.len());
@@ -242,6 +247,8 @@ mod tests {
         );
         let large = module(&b"fusion ".repeat(50_000));
         store.put(&one, &large).unwrap();
+        // A module stays.
+        store.put(&one, &module(b"of another compilation")).unwrap();
         assert_eq!((store.get(&one).unwrap(), store.get(&two).unwrap()), (Some(large), None));
         assert!(fs::metadata(store.path(&one)).unwrap().len() < 10_000, "it is compressed");
     }

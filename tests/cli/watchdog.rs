@@ -158,6 +158,7 @@ fn a_transfer_that_hangs_is_named() {
         ("PJRT_Client_BufferFromHostBuffer", Fault::Drop, "upload to"),
         ("PJRT_AsyncHostToDeviceTransferManager_TransferData", Fault::Drop, "upload to"),
         ("PJRT_AsyncHostToDeviceTransferManager_TransferData", Fault::Hang, "upload to"),
+        ("PJRT_Client_CreateBuffersForAsyncHostToDevice", Fault::Hang, "upload to"),
         ("PJRT_Buffer_ToHostBuffer", Fault::Hang, "download from"),
         ("PJRT_Buffer_ToHostBuffer", Fault::Drop, "download from"),
         ("PJRT_Buffer_ReadyEvent", Fault::Drop, "execution on"),
