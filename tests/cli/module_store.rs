@@ -151,6 +151,8 @@ fn figures_of_an_experiment_are_read_anew() {
     let store = ModuleStore::new(&experiment.path("out/modules"));
     let key = |n: usize| right[n].identity.as_ref().expect("a program");
     let others = store.get(key(1)).expect("readable").expect("is stored");
+    // A module that is there stays.
+    std::fs::remove_file(store.path(key(0))).expect("removed");
     store.put(key(0), &others).expect("is written");
     let rows = experiment.rows(nothing(), false);
     let flops = |row: &CaseResult| row.report.as_ref().expect("figures").flops;
