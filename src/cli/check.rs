@@ -6,19 +6,22 @@ use clap::ValueEnum;
 
 use super::args::{ConfigArgs, PlacementArgs};
 use super::compile::{chip_of, prepare_tpus, target};
-use super::print;
-use crate::config::{AUTO, Config, Pipeline, load};
+use super::{one_line, print};
+use crate::config::{AUTO, Config, Pipeline, Reference, load};
 use crate::models::ConfigError;
 use crate::models::upsampler::Upsampling;
 use crate::pipeline::PipelineError;
-use crate::pipeline::configs::{ModelConfigs, needed_components};
+use crate::pipeline::configs::ModelConfigs;
 use crate::pipeline::layouts::{Devices, faster, ranking};
 use crate::pipeline::model::Component;
-use crate::pipeline::parameters::compare;
+use crate::pipeline::options::GenerateOptions;
+use crate::pipeline::preflight::preflight;
+use crate::pipeline::verify::component;
 use crate::runtime::RuntimeError;
 use crate::weights::{ModelSource, Overrides, ValidationReport, Version};
 
-/// Lists a model's components, missing and mis-shaped tensors, and what each pipeline needs, from headers alone.
+/// Lists a model's components, missing and mis-shaped tensors, and what each pipeline needs, from headers alone. With -c or
+/// --set, also verifies that request as a run would.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     /// Model: diffusers folder, single file, or org/name in the local Hugging Face cache.
@@ -63,24 +66,22 @@ enum Finding {
     Weights(ValidationReport),
 }
 
-/// Components that predict the frames of a prompt's video.
-const DURATION: [Component; 4] =
-    [Component::TextEncoder, Component::Tokenizer, Component::Connectors, Component::DurationHead];
-
-/// Choices that LTX-2.5 alone leaves to what its files hold.
+/// What LTX-2.5 leaves to the components that are present.
 struct Newest {
-    /// The video VAE decodes.
+    /// Whether the video VAE has a decoder.
     convolution: bool,
-    /// The diffusion decoder is here.
+    /// Whether the diffusion decoder is present.
     diffusion: bool,
+    /// Whether the decoder that `model.decoder: auto` selects is usable, for Lightricks' reference and for diffusers'.
+    usable: [bool; 2],
     /// Components that `--num-frames auto` lacks.
     duration: Vec<&'static str>,
-    /// Components that DFR's rounds lack.
+    /// Components that rounds of DFR lack.
     rounds: Vec<&'static str>,
 }
 
 impl Newest {
-    /// The decoder of `model.decoder: auto` by a reference, Lightricks' or diffusers'.
+    /// The decoder that `model.decoder: auto` selects for a reference, Lightricks' or diffusers'.
     fn decoder(&self, official: bool) -> Option<&'static str> {
         match (self.convolution, self.diffusion) {
             (false, false) => None,
@@ -96,6 +97,13 @@ impl Newest {
             (true, false) => "conv; diffusion needs diffusion_decoder",
             (false, false) => "needs diffusion_decoder, or vae with a decoder",
         };
+        let unusable = match (self.decoder(true), self.usable[0]) {
+            (Some("diffusion"), false) if self.convolution => {
+                "; diffusion_decoder is unusable: repair it, or set model.decoder to conv"
+            }
+            (Some("diffusion"), false) => "; diffusion_decoder is unusable: repair it",
+            _ => "",
+        };
         let frames = match self.duration.is_empty() {
             true => "ready".to_string(),
             false if self.duration == [Component::DurationHead.folder()] => {
@@ -108,7 +116,7 @@ impl Newest {
             false => format!("needs {}", self.rounds.join(", ")),
         };
         [
-            format!("model.decoder auto: {decoder}"),
+            format!("model.decoder auto: {decoder}{unusable}"),
             format!("--num-frames auto: {frames}"),
             format!("--temporal-rounds: {rounds}"),
         ]
@@ -128,40 +136,105 @@ impl Args {
             ..Overrides::default()
         }
     }
+
+    /// Whether a configuration is named, so that its request is verified too.
+    fn names_request(&self) -> bool {
+        !self.config.config.is_empty() || !self.config.set.is_empty()
+    }
+
+    /// The configuration with this command's model.
+    fn loaded(&self) -> anyhow::Result<Config> {
+        let mut given = self.config.given();
+        self.placement.add(&mut given);
+        given.flag("model", "model.path", Some(self.model.clone()));
+        given.flag("text-encoder", "model.text_encoder", self.text_encoder.clone());
+        given.flag("vae", "model.vae", self.vae.clone());
+        given.flag("audio-vae", "model.audio_vae", self.audio_vae.clone());
+        given.flag("upsampler", "model.upsampler", self.upsampler.clone());
+        given.flag("temporal-upsampler", "model.temporal_upsampler", self.temporal_upsampler.clone());
+        given.flag("duration-head", "model.duration_head", self.duration_head.clone());
+        Ok(load(&given)?.config)
+    }
+}
+
+/// Findings of every component, and which of them a run lacks.
+struct Survey<'a> {
+    source: &'a Arc<ModelSource>,
+    configs: ModelConfigs,
+    findings: Vec<(Component, Finding)>,
+}
+
+impl<'a> Survey<'a> {
+    fn new(source: &'a Arc<ModelSource>) -> Self {
+        let configs = ModelConfigs::of(source);
+        let findings = Component::ALL.into_iter().map(|p| (p, examine(source, &configs, p))).collect();
+        Survey { source, configs, findings }
+    }
+
+    /// Whether a component is present and usable.
+    fn good(&self, part: Component) -> bool {
+        self.findings.iter().any(|(p, f)| {
+            *p == part && (matches!(f, Finding::Present) || matches!(f, Finding::Weights(r) if r.is_ok()))
+        })
+    }
+
+    fn is_2_5(&self) -> bool {
+        self.source.version().is_ok_and(|version| version == Version::V2_5)
+    }
+
+    /// Components that a run of `config` reads and that are absent or unusable.
+    fn missing(&self, config: &Config) -> Vec<&'static str> {
+        let absent = self.configs.components(config).into_iter().filter(|part| !self.good(*part));
+        let mut absent: Vec<Component> = absent.collect();
+        absent.sort_by_key(|part| Component::ALL.iter().position(|own| own == part));
+        // Only transformers of this generation mark the frames that it generates.
+        let unmarked = config.pipeline == Pipeline::Dfr && self.source.version().is_ok() && !self.is_2_5();
+        absent.into_iter().map(Component::folder).chain(unmarked.then_some("a transformer of LTX-2.5")).collect()
+    }
+
+    fn newest(&self) -> Newest {
+        let present =
+            |part| !matches!(self.findings.iter().find(|(p, _)| *p == part), Some((_, Finding::Absent)) | None);
+        let decodes = |reference| {
+            let parts = self.configs.components(&Config { reference, ..Config::default() });
+            !parts.contains(&Component::DiffusionDecoder) || self.good(Component::DiffusionDecoder)
+        };
+        let duration = [Component::TextEncoder, Component::Tokenizer, Component::Connectors, Component::DurationHead];
+        let duration = duration.into_iter().filter(|part| !self.good(*part)).map(Component::folder).collect();
+        let mut rounds = Config { pipeline: Pipeline::Dfr, ..Config::default() };
+        rounds.dfr.temporal_rounds = 1;
+        Newest {
+            convolution: present(Component::Vae) && self.configs.has_video_decoder().unwrap_or(false),
+            diffusion: present(Component::DiffusionDecoder),
+            usable: [Reference::Official, Reference::Diffusers].map(decodes),
+            duration,
+            rounds: self.missing(&rounds),
+        }
+    }
+}
+
+/// Verdict on one request: whether `generate` would run it on this model.
+fn verify(args: &Args) -> anyhow::Result<()> {
+    let mut config = args.loaded()?;
+    // A model is verified for a request of any prompt.
+    if config.request.prompts.is_none() {
+        config.request.prompt.get_or_insert_default();
+    }
+    let options = GenerateOptions { jobs: config.jobs()?, ..GenerateOptions::default() };
+    preflight(&config, &options)?;
+    Ok(())
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let source = Arc::new(ModelSource::open(&args.model, &args.overrides())?);
     source.refuse_unread()?;
-    let configs = ModelConfigs::of(&source);
-    let findings: Vec<(Component, Finding)> =
-        Component::ALL.into_iter().map(|p| (p, examine(&source, &configs, p))).collect();
+    let survey = Survey::new(&source);
+    let (findings, configs) = (&survey.findings, &survey.configs);
     let version = source.version().map_or_else(|_| "unknown".to_string(), |v| v.to_string());
-    let good = |part: Component| {
-        findings.iter().any(|(p, f)| {
-            *p == part && (matches!(f, Finding::Present) || matches!(f, Finding::Weights(r) if r.is_ok()))
-        })
-    };
-    let missing = |pipeline: Pipeline| -> Vec<&str> {
-        let upsampler = pipeline.has_two_stages().then_some(Component::LatentUpsampler);
-        // Where the video VAE has no decoder of its own.
-        let has_none = pipeline.makes_frames() && configs.has_video_decoder().is_ok_and(|has| !has);
-        let decoder = has_none.then_some(Component::DiffusionDecoder);
-        let absent =
-            needed_components(pipeline).chain(upsampler).chain(decoder).filter(|p| !good(*p)).map(Component::folder);
-        // Only transformers of this generation mark the frames that it generates.
-        let unmarked = pipeline == Pipeline::Dfr && source.version().is_ok_and(|version| version != Version::V2_5);
-        absent.chain(unmarked.then_some("a transformer of LTX-2.5")).collect()
-    };
-    let newest = source.version().is_ok_and(|v| v == Version::V2_5).then(|| Newest {
-        rounds: missing(Pipeline::Dfr)
-            .into_iter()
-            .chain((!good(Component::TemporalUpsampler)).then_some(Component::TemporalUpsampler.folder()))
-            .collect(),
-        convolution: good(Component::Vae) && configs.has_video_decoder().unwrap_or(false),
-        diffusion: good(Component::DiffusionDecoder),
-        duration: DURATION.into_iter().filter(|p| !good(*p)).map(Component::folder).collect(),
-    });
+    let newest = survey.is_2_5().then(|| survey.newest());
+    let good = |part| survey.good(part);
+    let missing = |pipeline: Pipeline| survey.missing(&Config { pipeline, ..Config::default() });
+    let request = args.names_request().then(|| verify(args));
     let upsamplers = [Component::LatentUpsampler, Component::TemporalUpsampler].into_iter().filter(|part| good(*part));
     let upsamplings = upsamplers.filter_map(|part| configs.upsampling(part).ok().flatten().map(Upsampling::name));
     let upsamplings: Vec<&str> = upsamplings.collect();
@@ -194,6 +267,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             all["num_frames_auto"] = state(&newest.duration);
             all["temporal_rounds"] = state(&newest.rounds);
         }
+        if let Some(verdict) = &request {
+            let error = verdict.as_ref().err().map(one_line);
+            all["request"] = serde_json::json!({"ready": error.is_none(), "error": error});
+        }
         if let Some(layouts) = &layouts {
             all["layouts"] = serde_json::json!({"auto": layouts.auto, "faster": layouts.faster});
         }
@@ -209,7 +286,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         lines.extend(newest.iter().flat_map(Newest::lines));
         lines.extend(layouts.into_iter().flat_map(|layouts| [Some(layouts.auto), layouts.faster]).flatten());
         lines.extend(unverified.iter().map(|line| format!("warning: {line}")));
+        lines.extend(request.iter().filter(|verdict| verdict.is_ok()).map(|_| "the request: ready".to_string()));
         print(&(lines.join("\n") + "\n"))?;
+    }
+    if let Some(verdict) = request {
+        return verdict;
     }
     anyhow::ensure!(missing.is_empty(), "{}: not complete: {}", source.path().display(), missing.join(", "));
     Ok(())
@@ -222,10 +303,7 @@ struct Layouts {
 }
 
 fn layouts(args: &Args, name: &str) -> anyhow::Result<Layouts> {
-    let mut given = args.config.given();
-    args.placement.add(&mut given);
-    given.flag("model", "model.path", Some(args.model.clone()));
-    let config = load(&given)?.config;
+    let config = args.loaded()?;
     let target = target(name, chip_of(&config)?.as_ref())?;
     prepare_tpus(&config, &[name.to_string()])?;
     let machine = target.open().map_err(RuntimeError::from)?;
@@ -242,15 +320,9 @@ fn examine(source: &Arc<ModelSource>, configs: &ModelConfigs, part: Component) -
     if !source.has(part) {
         return Finding::Absent;
     }
-    if part.weights_stem().is_none() {
-        return Finding::Present;
-    }
-    let checkpoint = match source.checkpoint(part) {
-        Ok(c) => c,
-        Err(e) => return Finding::Broken(e.to_string()),
-    };
-    match compare(configs, part, &checkpoint) {
-        Ok(report) => Finding::Weights(report),
+    match component(configs, source, part) {
+        Ok(None) => Finding::Present,
+        Ok(Some(report)) => Finding::Weights(report),
         Err(e @ PipelineError::Config { source: ConfigError::Unsupported { .. } | ConfigError::Unread { .. }, .. }) => {
             Finding::Unsupported(e.to_string())
         }

@@ -9,13 +9,12 @@ use super::plan::Plan;
 use super::progress::Progress;
 use super::{UsageError, log, print, tell};
 use crate::config::{Config, Loaded, ProgressEvery, load, output_paths};
-use crate::pipeline::PipelineError;
 use crate::pipeline::generate::generate;
 use crate::pipeline::options::GenerateOptions;
+use crate::pipeline::preflight::preflight;
 use crate::pipeline::processes::together;
 use crate::pipeline::saved;
 use crate::pjrt::give_libtpu_arguments;
-use crate::request;
 use crate::runtime::processes::Group;
 
 /// Makes videos with sound from prompts.
@@ -49,16 +48,14 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         return print(&loaded.to_yaml());
     }
     if args.output.dry_run {
-        request::conditions(config).map_err(PipelineError::from)?;
         let options = options(config, &args.output, None)?;
-        let plan = Plan::new(&loaded, &options);
-        return match args.output.json {
-            true => print(&format!("{}\n", serde_json::to_string_pretty(&plan)?)),
-            false => {
-                tell(plan.to_string().trim_end());
-                Ok(())
-            }
-        };
+        let verified = preflight(config, &options).map_err(anyhow::Error::from);
+        let plan = Plan::new(&loaded, &options, &verified);
+        match args.output.json {
+            true => print(&format!("{}\n", serde_json::to_string_pretty(&plan)?))?,
+            false => tell(plan.to_string().trim_end()),
+        }
+        return verified.map(drop);
     }
     prepare_libtpu(config);
     together(config, |group| make(args, config, group))
@@ -70,9 +67,6 @@ fn make(args: &Args, config: &Config, group: Option<&Arc<Group>>) -> anyhow::Res
         log::only_warnings();
     }
     let options = options(config, &args.output, group)?;
-    if config.request.prompt.is_none() && config.request.prompts.is_none() {
-        return Err(UsageError("no prompt: give --prompt, --prompts or request.prompt in the YAML".into()).into());
-    }
     if options.jobs.iter().any(|job| job.prompt.trim().is_empty()) {
         tracing::info!("the prompt is empty: the video is unconditional");
     }

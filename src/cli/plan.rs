@@ -1,29 +1,32 @@
-//! Plan of `--dry-run`: sizes, tokens, passes, placement. Reads the model's configuration if it is local, no weights.
+//! Plan of `--dry-run`: sizes, tokens, passes, placement. If the run would fail before it compiles a program, the plan has
+//! the error.
 
-use crate::request;
-use crate::request::{Chain, coordinate_grids};
 use std::fmt;
-use std::sync::Arc;
 
 use serde::Serialize;
 
 use super::compile_table::mesh_text;
+use super::one_line;
 use crate::config::{Config, Loaded, NumFrames, WeightSource, encoded_frames};
-use crate::models::presets::Preset;
+use crate::models::transformer::TransformerConfig;
 use crate::pipeline::configs::ModelConfigs;
 use crate::pipeline::options::GenerateOptions;
+use crate::pipeline::origin::Origin;
+use crate::pipeline::preflight::Preflight;
+use crate::request::{self, Chain, coordinate_grids};
 use crate::sampling::guidance::Branch;
 use crate::sampling::latents::VideoGrid;
-use crate::weights::{ModelSource, Overrides};
 
 #[derive(Debug, Serialize)]
 pub(crate) struct Plan {
     preset: &'static str,
     pipeline: &'static str,
     model: String,
-    /// The model's generation, where it can be read.
+    /// The model's generation, if it can be read.
     model_version: Option<String>,
     model_error: Option<String>,
+    /// The error that the run would end with before it compiles a program.
+    error: Option<String>,
     weights: WeightSource,
     width: usize,
     height: usize,
@@ -50,21 +53,18 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// The plan of a configuration.
-    ///
-    /// A size that the model does not take leaves its token counts at 0: the run itself says what is wrong.
-    pub(crate) fn new(loaded: &Loaded, options: &GenerateOptions) -> Self {
+    /// The plan of a configuration, whose run was verified. Token counts are 0 if the model does not take its sizes.
+    pub(crate) fn new(loaded: &Loaded, options: &GenerateOptions, verified: &anyhow::Result<Preflight>) -> Self {
         let config = &loaded.config;
         let r = &config.request;
-        let source = ModelSource::open(&config.model.path, &Overrides::default()).map(Arc::new);
-        let version = match &source {
-            Ok(source) => source.version().map(|v| v.to_string()).map_err(|e| e.to_string()),
+        let origin = Origin::of(config);
+        let version = match &origin {
+            Ok(Origin::Files(source)) => source.version().map(|v| v.to_string()).map_err(|e| e.to_string()),
+            Ok(preset) => Err(format!("{} is not on this machine", preset.name())),
             Err(error) => Err(error.to_string()),
         };
-        // Without its files, a published model still has its published sizes.
-        let carried = || Preset::named(&config.model.path).map(ModelConfigs::of_preset);
-        let configs = source.ok().map(|s| ModelConfigs::of(&s)).or_else(carried);
-        let transformer = configs.and_then(|p| p.transformer().ok()).unwrap_or_default();
+        let transformer = |origin: Origin| ModelConfigs::from(origin).transformer().ok();
+        let transformer = origin.ok().and_then(transformer).unwrap_or_else(TransformerConfig::default);
         let (grid, audio) = coordinate_grids(&transformer);
         let count = r.num_frames.count();
         let clip = config.clip_frames();
@@ -76,6 +76,7 @@ impl Plan {
             model: config.model.path.clone(),
             model_version: version.as_ref().ok().cloned(),
             model_error: version.err(),
+            error: verified.as_ref().err().map(one_line),
             weights: config.model.weights,
             width: r.width,
             height: r.height,

@@ -258,19 +258,28 @@ fn check_run(config: &Config) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Key, value and fault of settings that the sampler does not take, or of more steps than its tables hold.
+/// Key, value and fault of settings that the sampler does not take, or of more steps in a stage than its tables hold.
 fn check_sampler(config: &Config) -> Result<(), Fault> {
-    let steps = config.sampler.steps;
-    let (sampler, _) = config.samplers().map_err(|(key, value)| {
+    let (first, second) = config.samplers().map_err(|(key, value)| {
         (key, value, "this sampler takes no such setting; remove it, or choose another sampler.kind".to_string())
     })?;
-    let fits = |steps: &usize| sampler.evaluations(*steps) <= MAX_STEPS;
-    if fits(&steps) {
-        return Ok(());
+    let listed = |sigmas: &[f64]| sigmas.strip_suffix(&[0.0]).unwrap_or(sigmas).len();
+    let own = match &config.sampler.sigmas {
+        Some(sigmas) => ("sampler.sigmas", listed(sigmas), &first),
+        None => ("sampler.steps", config.sampler.steps, &first),
+    };
+    let two_stages = config.pipeline.has_two_stages();
+    let refine = two_stages.then(|| ("two_stage.sigmas", listed(&config.two_stage.sigmas), &second));
+    for (key, steps, sampler) in [Some(own), refine].into_iter().flatten() {
+        let fits = |steps: &usize| sampler.evaluations(*steps) <= MAX_STEPS;
+        if !fits(&steps) {
+            let most = (1..steps).rev().find(fits).unwrap_or(1);
+            let why = format!("{} evaluations of the transformer: at most {most} steps", sampler.evaluations(steps));
+            let value = if key == "sampler.steps" { steps.to_string() } else { format!("{steps} steps") };
+            return fail(key, value, why);
+        }
     }
-    let most = (1..steps).rev().find(fits).unwrap_or(1);
-    let why = format!("{} evaluations of the transformer: at most {most} steps", sampler.evaluations(steps));
-    fail("sampler.steps", steps.to_string(), why)
+    Ok(())
 }
 
 /// Key, value and fault of guidance that no step can follow.

@@ -21,10 +21,9 @@ use crate::models::pixels::Pixels;
 use crate::models::upsampler::Upsampling;
 use crate::pipeline::call::Call;
 use crate::pipeline::clock::PhaseTime;
-use crate::pipeline::generate::give;
-use crate::pipeline::model::Model;
 use crate::pipeline::options::{GenerateOptions, RunOptions};
 use crate::pipeline::packing::unpack;
+use crate::pipeline::preflight::Preflight;
 use crate::pipeline::processes;
 use crate::pipeline::programs::{ProgramKind, Programs};
 use crate::pipeline::prompts::tokens;
@@ -106,9 +105,9 @@ pub(crate) fn bench(
         let options = GenerateOptions { jobs: vec![job.clone()], ..GenerateOptions::default() };
         processes::compare(group, config, &options)?;
     }
-    let model = Model::of(config)?;
-    let mut request = model.request(config, job)?;
-    give(config, std::slice::from_mut(&mut request))?;
+    let Preflight { model, requests, .. } = Preflight::of(config, std::slice::from_ref(job))?;
+    let no_request = || PipelineError::Bug("a job has no request".into());
+    let request = requests.into_iter().next().ok_or_else(no_request)?;
     if request.dfr.is_some() {
         let why = "bench: the pipeline dfr has keyframes in every pass; `generate --perf-json` times its phases";
         return Err(PipelineError::Usage(why.into()));
@@ -136,7 +135,7 @@ pub(crate) fn bench(
         device: executor.engine().own_device().kind().to_string(),
         devices: runner.build.layout.mesh.devices(),
         versions: session.versions,
-        model: runner.model.identity()?,
+        model: runner.model.identity(config)?,
         config: config.effective(&job.prompt, job.seed),
         videos,
         matmul,

@@ -11,9 +11,8 @@ use crate::analysis::{Comparison, Module, Trace, XSpace};
 use crate::config::{Config, Job};
 use crate::media::write_atomically;
 use crate::pipeline::executor::Executor;
-use crate::pipeline::generate::give;
-use crate::pipeline::model::Model;
 use crate::pipeline::options::GenerateOptions;
+use crate::pipeline::preflight::Preflight;
 use crate::pipeline::processes;
 use crate::pipeline::programs::ProgramKind;
 use crate::pipeline::session::Session;
@@ -61,15 +60,15 @@ pub(crate) fn profile(
         let options = GenerateOptions { jobs: vec![job.clone()], ..GenerateOptions::default() };
         processes::compare(group, config, &options)?;
     }
-    let model = Model::of(config)?;
+    let Preflight { model, requests, .. } = Preflight::of(config, std::slice::from_ref(job))?;
     let mut session = Session::start_traceable(config, model, group)?;
     let runner = &mut session.runner;
     let plugin = runner.executor.engine().client().plugin().clone();
     if !plugin.has_profiler() {
         return Err(RuntimeError::from(Error::NoProfiler { plugin: plugin.path().to_owned() }).into());
     }
-    let mut request = runner.model.request(config, job)?;
-    give(config, std::slice::from_mut(&mut request))?;
+    let no_request = || PipelineError::Bug("a job has no request".into());
+    let request = requests.into_iter().next().ok_or_else(no_request)?;
     let (first, _) = request.passes();
     let all = first.sigmas.len() - 1;
     if !(1..=all).contains(&steps) {
@@ -114,7 +113,7 @@ pub(crate) fn profile(
         device,
         devices: mesh.devices(),
         versions: session.versions,
-        model: runner.model.identity()?,
+        model: runner.model.identity(config)?,
         config: config.effective(&job.prompt, job.seed),
         hash: denoising.program().hash().to_string(),
         xplane: file,

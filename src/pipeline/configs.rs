@@ -1,5 +1,6 @@
 //! A model's configurations, and the program that each component becomes.
 
+use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::sync::Arc;
 
@@ -199,14 +200,43 @@ impl ModelConfigs {
         PipelineError::Input(format!("{}: {why}", self.origin.config_place(part).display()))
     }
 
-    /// Components that a run needs, whichever decoder there is.
-    pub(crate) fn needed_components(&self) -> impl Iterator<Item = Component> + use<> {
-        needed_components(self.pipeline)
+    /// Components that a run of `config` reads. This is the only place where that is decided: `check`, a dry run and the
+    /// run itself verify these components, and the run's fingerprint covers them.
+    pub(crate) fn components(&self, config: &Config) -> BTreeSet<Component> {
+        let configs = self.clone().for_run(config);
+        let pipeline = config.pipeline;
+        let is_needed = |part: &Component| !part.is_optional() && (pipeline.has_video() || *part != Component::Vae);
+        let mut parts: BTreeSet<Component> = Component::ALL.into_iter().filter(is_needed).collect();
+        parts.extend(config.upsamplings().iter().map(|upsampling| upsampler_of(*upsampling)));
+        if pipeline == Pipeline::Dfr && config.dfr.temporal_rounds > 0 {
+            parts.insert(Component::TemporalUpsampler);
+        }
+        // diffusers takes a fixed number of frames where the model has no duration head.
+        let predicts = config.request.num_frames.count().is_none();
+        if predicts && (configs.official || configs.origin.has(Component::DurationHead)) {
+            parts.insert(Component::DurationHead);
+        }
+        if pipeline.makes_frames() && configs.chooses_diffusion() {
+            parts.insert(Component::DiffusionDecoder);
+        }
+        parts
     }
 
-    /// Ratios and channels of the video autoencoder. Without one sound alone is made, as long as its frames would be.
+    /// Whether `model.decoder` selects the diffusion decoder. `auto` decides by which decoders are present, not by whether
+    /// they are usable: a damaged one is reported, not replaced. A video autoencoder that cannot be read counts as one with a
+    /// decoder; its own verification reports it.
+    fn chooses_diffusion(&self) -> bool {
+        let convolution = || self.has_video_decoder().unwrap_or(true);
+        match self.decoder {
+            Decoder::Auto => self.official && self.origin.has(Component::DiffusionDecoder) || !convolution(),
+            chosen => chosen == Decoder::Diffusion,
+        }
+    }
+
+    /// Ratios and channels of the video autoencoder. Where only sound is generated they follow from the transformer, and
+    /// the autoencoder is not read.
     pub(crate) fn video_vae(&self) -> Result<video_vae::Geometry> {
-        if !self.pipeline.has_video() && !self.origin.has(Component::Vae) {
+        if !self.pipeline.has_video() {
             let c = self.transformer()?;
             let [temporal, spatial, ..] = c.vae_scale_factors;
             let channels = c.video().in_channels / (c.patch_size_t * c.patch_size * c.patch_size).max(1);
@@ -240,7 +270,7 @@ impl ModelConfigs {
         }
         let (convolution, diffusion) = (self.has_video_decoder()?, self.origin.has(Component::DiffusionDecoder));
         let by_diffusion = match self.decoder {
-            Decoder::Auto => diffusion && (self.official || !convolution),
+            Decoder::Auto => diffusion && self.chooses_diffusion(),
             chosen => chosen == Decoder::Diffusion,
         };
         let (part, word, other) = match by_diffusion {
@@ -386,13 +416,6 @@ impl ModelConfigs {
             _ => None,
         })
     }
-}
-
-/// Components that a pipeline's runs need, whichever decoder there is. The text encoder stands before the tokenizer, which its
-/// folder often brings.
-pub(crate) fn needed_components(pipeline: Pipeline) -> impl Iterator<Item = Component> {
-    let is_needed = move |part: &Component| !part.is_optional() && (pipeline.has_video() || *part != Component::Vae);
-    Component::ALL.into_iter().filter(is_needed)
 }
 
 /// The component that does an upsampling.

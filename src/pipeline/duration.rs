@@ -10,7 +10,6 @@ use super::configs::ModelConfigs;
 use super::error::{PipelineError, Result};
 use super::model::Model;
 use super::origin;
-use super::parameters::check_files;
 use super::prompts::tokens;
 use super::runner::Runner;
 use super::session::Session;
@@ -24,61 +23,96 @@ use crate::weights::Component;
 /// Frames where diffusers' pipeline has no head.
 const WITHOUT_HEAD: usize = 121;
 
-/// The configuration with the frames of its prompt's video; itself where it has a number.
-///
-/// # Errors
-/// Several prompts; a model without a duration head, but where diffusers' conventions hold; an image behind the last frame;
-/// what is wrong with model or device.
-pub(super) fn resolve(config: &Config, jobs: &[Job], group: Option<&Arc<Group>>) -> Result<Config> {
-    resolve_by(config, jobs, |short, job| {
-        let model = Model::of(config)?;
-        check_files(&model.configs, &model.weights, [Component::DurationHead])?;
-        predict(&mut Session::start(short, model, group)?.runner, short, job)
-    })
+/// Number of frames where `request.num_frames` is `auto`, as far as it is known before the prompt is encoded.
+enum Frames {
+    /// The configuration has a number.
+    Given,
+    /// The model has no duration head, and diffusers' pipeline generates this number then.
+    Fixed(usize),
+    /// The duration head predicts it, from `least` to `most`.
+    Predicted { grid: Grid, step: usize, least: usize, most: usize },
 }
 
-/// The same with a model that is ready.
+/// Decides how a run's number of frames is found.
 ///
 /// # Errors
-/// Those of [`resolve`].
-pub(crate) fn resolve_on(runner: &mut Runner, config: &Config, jobs: &[Job]) -> Result<Config> {
-    resolve_by(config, jobs, |short, job| {
-        check_files(&runner.model.configs, &runner.model.weights, [Component::DurationHead])?;
-        predict(runner, short, job)
-    })
-}
-
-/// The same by `predict`: seconds of a job by the shortest configuration of its prompt.
-fn resolve_by(config: &Config, jobs: &[Job], predict: impl FnOnce(&Config, &Job) -> Result<f64>) -> Result<Config> {
+/// Several prompts; a model without a duration head, unless diffusers' conventions hold.
+fn frames_of(config: &Config, jobs: &[Job]) -> Result<Frames> {
     if config.request.num_frames.count().is_some() {
-        return Ok(config.clone());
+        return Ok(Frames::Given);
     }
-    let Some(job) = jobs.first() else { return Ok(config.clone()) };
-    if jobs.iter().any(|other| other.prompt != job.prompt) {
+    if jobs.windows(2).any(|pair| pair[0].prompt != pair[1].prompt) {
         let why = "request.num_frames: auto is for one prompt: each has a duration of its own; run them one at a time, or \
                    give a number of frames";
         return Err(PipelineError::Usage(why.into()));
     }
     let (origin, _) = origin::of_run(config)?;
-    let configs = ModelConfigs::from(origin.clone()).for_run(config);
-    let rate = config.request.frame_rate;
-    let count = if origin.has(Component::DurationHead) {
+    if origin.has(Component::DurationHead) {
+        let configs = ModelConfigs::from(origin).for_run(config);
         let grid = if config.reference == Reference::Diffusers { Grid::Diffusers } else { Grid::Official };
         let step = configs.sizes()?.video_grid.temporal_compression * if config.doubles_frames() { 2 } else { 1 };
-        let seconds = predict(&shortest(config, frames(0.0, rate, step, grid))?, job)?;
-        let count = frames(seconds, rate, step, grid);
-        tracing::info!("the prompt's video lasts {seconds:.2} s, as predicted: {count} frames at {rate} a second");
-        count
-    } else if config.reference == Reference::Diffusers {
-        let count = nearest_frames(WITHOUT_HEAD as f64, config.frame_step());
-        tracing::warn!("the model has no duration head: {count} frames, as diffusers' pipeline makes then");
-        count
-    } else {
-        return Err(PipelineError::Usage(format!(
-            "request.num_frames: auto needs a duration head, which {} lacks: take an LTX-2.5 model that has one, or give a \
-             number of frames",
-            origin.name()
-        )));
+        let [least, most] = [0.0, f64::MAX].map(|seconds| frames(seconds, config.request.frame_rate, step, grid));
+        return Ok(Frames::Predicted { grid, step, least, most });
+    }
+    if config.reference == Reference::Diffusers {
+        return Ok(Frames::Fixed(nearest_frames(WITHOUT_HEAD as f64, config.frame_step())));
+    }
+    Err(PipelineError::Usage(format!(
+        "request.num_frames: auto needs a duration head, which {} lacks: take an LTX-2.5 model that has one, or give a \
+         number of frames",
+        origin.name()
+    )))
+}
+
+/// The configuration with the most frames that may be predicted for its prompt, to verify a run before the prompt is
+/// encoded; unchanged if it has a number of frames.
+///
+/// # Errors
+/// Several prompts; a model without a duration head, unless diffusers' conventions hold; an image beyond the last frame.
+pub(super) fn longest(config: &Config, jobs: &[Job]) -> Result<Config> {
+    match frames_of(config, jobs)? {
+        Frames::Given => Ok(config.clone()),
+        Frames::Fixed(count) | Frames::Predicted { most: count, .. } => {
+            config.with_frames(count).map_err(PipelineError::Usage)
+        }
+    }
+}
+
+/// The configuration with the number of frames that the duration head predicts for its prompt; unchanged if it has one.
+///
+/// # Errors
+/// Those of [`longest`]; errors of model or device.
+pub(super) fn resolve(config: &Config, jobs: &[Job], group: Option<&Arc<Group>>) -> Result<Config> {
+    resolve_by(config, jobs, |short, job| {
+        predict(&mut Session::start(short, Model::of(short)?, group)?.runner, short, job)
+    })
+}
+
+/// [`resolve`] with a model that is on its devices.
+///
+/// # Errors
+/// Those of [`resolve`].
+pub(crate) fn resolve_on(runner: &mut Runner, config: &Config, jobs: &[Job]) -> Result<Config> {
+    runner.model.verify(config)?;
+    resolve_by(config, jobs, |short, job| predict(runner, short, job))
+}
+
+/// [`resolve`] with `predict`, which returns the seconds of a job's video, given the shortest configuration.
+fn resolve_by(config: &Config, jobs: &[Job], predict: impl FnOnce(&Config, &Job) -> Result<f64>) -> Result<Config> {
+    let Some(job) = jobs.first() else { return Ok(config.clone()) };
+    let count = match frames_of(config, jobs)? {
+        Frames::Given => return Ok(config.clone()),
+        Frames::Fixed(count) => {
+            tracing::warn!("the model has no duration head: {count} frames, as diffusers' pipeline makes then");
+            count
+        }
+        Frames::Predicted { grid, step, least, .. } => {
+            let seconds = predict(&shortest(config, least)?, job)?;
+            let rate = config.request.frame_rate;
+            let count = frames(seconds, rate, step, grid);
+            tracing::info!("the prompt's video lasts {seconds:.2} s, as predicted: {count} frames at {rate} a second");
+            count
+        }
     };
     config.with_frames(count).map_err(PipelineError::Usage)
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::ahead::{Ahead, OnLoad, Progress};
 use super::error::{PipelineError, Result};
 use super::files::Files;
-use super::loras::Loras;
+use super::loras::{self, Loras};
 use super::origin::Weights;
 use super::residency::{Keep, work};
 use crate::hlo::Program;
@@ -205,16 +205,7 @@ impl Executor {
     /// # Errors
     /// Random weights; an update of a tensor that the model lacks or has in another shape, with file, key and shapes.
     pub fn set_loras(&mut self, loras: &[Lora]) -> Result<()> {
-        match &self.weights {
-            Weights::Files(source) => loras.iter().try_for_each(|l| l.file.check(source))?,
-            Weights::Random(_) => {
-                if let Some(lora) = loras.first() {
-                    let file = lora.file.path().display();
-                    let message = format!("{file}: a LoRA updates weights of files; model.weights is random");
-                    return Err(PipelineError::Input(message));
-                }
-            }
-        }
+        loras::check(loras, &self.weights)?;
         self.swap_loras(loras.to_vec())?;
         self.parked.clear();
         Ok(())

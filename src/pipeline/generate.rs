@@ -1,7 +1,7 @@
 //! `generate`: every video of a configuration, with programs compiled and weights loaded once.
 
 use super::phase::Phase;
-use crate::request::{Condition, Content, Placement, Request, Shared};
+use crate::request::Request;
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -14,24 +14,21 @@ use serde_json::{Value, json};
 pub use super::ahead::OnLoad;
 use super::batch::videos_at_once;
 use super::chain_writer::ChainWriter;
-use super::condition_encoder;
 use super::duration;
-use super::error::{PipelineError, Result};
-use super::hashes;
+use super::error::Result;
 use super::model::Model;
 use super::options::{GenerateOptions, RunOptions};
-use super::outputs;
+use super::preflight::{Preflight, preflight};
 use super::processes;
 use super::report::RunReport;
 use super::runner::Runner;
 use super::saved::{Every, Saving};
 use super::session::Session;
-use super::sound_encoder::{given_sound, sound_of};
 use super::text_to_video::Generated;
 pub use super::writer::Finished;
 use super::writer::{self, Failures, Made, Outcome, Writer, Written, write_json};
-use crate::config::{Config, FRAME_STEP, GivenAudio, Job, Pipeline, beyond_training};
-use crate::media::{Audio, Clip, ClipPart, Mp4Options};
+use crate::config::{Config, Job};
+use crate::media::Mp4Options;
 use crate::runtime::processes::Group;
 
 /// Steps between two looks at an interrupt, where no progress is shown.
@@ -63,16 +60,16 @@ pub fn generate(
     if let Some(group) = group {
         processes::compare(group, config, options)?;
     }
-    outputs::check_places(config, options)?;
     // An ended run may have got as far as its video.
     let again: Vec<&PathBuf> = options.outputs.iter().filter(|path| options.resume && path.exists()).collect();
     let replaces = |path: &PathBuf| options.force || again.contains(&path);
+    let mut verified = preflight(config, options)?;
+    let given = config.request.num_frames.count();
     let config = &duration::resolve(config, &options.jobs, group)?;
-    let model = Model::of(config)?;
-    let requests = requests(config, options, &model)?;
-    check_chain(&requests, options, config.output.audio)?;
-    outputs::check_room(config, options, &requests, model.sample_rate)?;
-    let inputs = inputs(config)?;
+    if given.is_none() {
+        verified = preflight(config, options)?;
+    }
+    let Preflight { model, requests, inputs } = verified;
     let mut started = Instant::now();
     let mut session = Session::start(config, model, group)?;
     session.runner.executor.on_load(observer.on_load());
@@ -188,7 +185,7 @@ fn to_be_written(
     replaces: &dyn Fn(&PathBuf) -> bool,
 ) -> Result<Vec<Made>> {
     let Session { config, runner, versions, .. } = session;
-    let model = runner.model.identity()?;
+    let model = runner.model.identity(config)?;
     let of = |((job, path), generated): ((&Job, &PathBuf), Generated)| Made {
         job: job.clone(),
         path: path.clone(),
@@ -219,124 +216,13 @@ fn chained(
     let mut each = |clips| files.as_mut().map_or(Ok(()), |files| files.add(clips));
     runner.generate_chain(requests, run, &mut watch, &mut each)?;
     let Some(files) = files else { return Ok(Vec::new()) };
-    let model = runner.model.identity()?;
+    let model = runner.model.identity(config)?;
     let sidecar = |job: &Job| sidecar(config, job, &model, inputs, runner, versions);
     let outcomes = files.finish(&runner.executor, started.elapsed(), sidecar);
     if outcomes.iter().all(|outcome| outcome.written.is_some()) {
         run.saving.iter().for_each(Saving::finish);
     }
     Ok(outcomes)
-}
-
-/// The part of a given video that a configuration's requests take.
-fn wanted(config: &Config) -> ClipPart {
-    let frames = config.request.num_frames.count();
-    match config.pipeline {
-        Pipeline::Retake => {
-            ClipPart { frames, seconds: frames.map(|frames| frames as f64 / config.request.frame_rate) }
-        }
-        // Its sound is another one. Frames that make no whole latent stay: there are none where as many as make one follow.
-        Pipeline::VideoToAudio => {
-            ClipPart { frames: frames.map(|frames| frames.saturating_add(FRAME_STEP)), seconds: Some(0.0) }
-        }
-        _ => ClipPart::default(),
-    }
-}
-
-/// Refuses a video without sound whose sound is to be kept.
-fn check_kept_sound(path: &str, clip: &Clip, requests: &[Request]) -> Result<()> {
-    let is_kept = |c: &Condition| matches!(c.content, Content::VideoSound { .. }) && c.placement == Placement::Whole;
-    if clip.sound.is_some() || !requests.iter().any(|request| request.conditions.audio.iter().any(is_kept)) {
-        return Ok(());
-    }
-    let reason =
-        "has no sound, and request.retake.audio: false keeps it; leave that out, and sound is made for all of it";
-    Err(PipelineError::File { path: path.into(), reason: reason.into() })
-}
-
-/// Gives requests the video and the sound that a configuration names, each read once.
-///
-/// # Errors
-/// A file that cannot be read, or lacks the sound that is kept.
-pub(crate) fn give(config: &Config, requests: &mut [Request]) -> Result<()> {
-    let given = |key| move |error| PipelineError::Given { key, source: Box::new(error) };
-    if let Some(path) = &config.request.video {
-        let clip = Clip::read(Path::new(path), Path::new("ffmpeg"), wanted(config));
-        let mut clip = clip.map_err(PipelineError::from).map_err(given("request.video"))?;
-        if let Some(audio) = &config.request.audio {
-            let sound = sound_for(&clip, path, audio, config.request.frame_rate);
-            clip.sound = Some(sound.map_err(given("request.audio"))?);
-        }
-        check_kept_sound(path, &clip, requests).map_err(given("request.video"))?;
-        let clip = Shared::from(clip);
-        requests.iter_mut().for_each(|request| request.clip = Some(clip.clone()));
-    }
-    // All of them have the same one.
-    let sound = requests.first().map(sound_of).transpose().map_err(given("request.audio"))?;
-    if let Some(sound) = sound.flatten().map(Shared::from) {
-        requests.iter_mut().for_each(|request| request.sound = Some(sound.clone()));
-    }
-    Ok(())
-}
-
-/// The sound of a given video that has none of its own.
-fn sound_for(clip: &Clip, path: &str, audio: &GivenAudio, frame_rate: f64) -> Result<Audio> {
-    if clip.sound.is_some() {
-        let why = "has its own sound; leave out request.audio, or give its frames without sound";
-        return Err(PipelineError::Usage(format!("request.audio = {}: the video {path} {why}", audio.path)));
-    }
-    let seconds = clip.frames.count() as f64 / frame_rate;
-    given_sound(Path::new(&audio.path), audio.start, audio.duration, seconds)
-}
-
-/// Refuses what there is of a video of one clip only.
-fn check_chain(requests: &[Request], options: &GenerateOptions, audio: bool) -> Result<()> {
-    if requests.iter().all(|request| request.chain.is_none()) {
-        return Ok(());
-    }
-    let unserved = [
-        (options.dump.is_some(), "--dump: tensors of a video of several clips are not kept"),
-        (!audio, "output.audio: false: a video of several clips has its sound"),
-    ];
-    match unserved.into_iter().find(|(asked, _)| *asked) {
-        Some((_, why)) => Err(PipelineError::Usage(format!("{why}; leave it out, or --chain (request.chain)"))),
-        None => Ok(()),
-    }
-}
-
-/// The requests of the jobs. Files that cannot be used are found before anything is loaded.
-fn requests(config: &Config, options: &GenerateOptions, model: &Model) -> Result<Vec<Request>> {
-    let mut requests = options.jobs.iter().map(|job| model.request(config, job)).collect::<Result<Vec<Request>>>()?;
-    give(config, &mut requests)?;
-    let warning = requests.first().and_then(|r| beyond_training(config, r.output_frames(), r.output_rate()));
-    warning.iter().for_each(|warning| tracing::warn!("{warning}"));
-    check_given(&requests)?;
-    Ok(requests)
-}
-
-/// Refuses files that requests are given and cannot use.
-///
-/// # Errors
-/// The first such file.
-pub(crate) fn check_given(requests: &[Request]) -> Result<()> {
-    for request in requests {
-        for condition in request.conditions.as_ref().into_iter().flatten() {
-            let key = match &condition.content {
-                Content::Image { .. } => "request.images",
-                Content::AudioLatents { .. } => "request.audio_latents",
-                Content::Reference { .. } => "request.reference_videos",
-                _ => "request.video",
-            };
-            let given = |error| PipelineError::Given { key, source: Box::new(error) };
-            condition_encoder::check(condition).map_err(given)?;
-        }
-    }
-    Ok(())
-}
-
-/// For sidecars, hashes of every file that a configuration's requests are made from.
-pub(crate) fn inputs(config: &Config) -> Result<Value> {
-    if config.output.sidecar { Ok(Value::Object(hashes::of_given(config)?)) } else { Ok(Value::Null) }
 }
 
 /// The sidecar of a video, without hashes of what is made and times.
@@ -356,21 +242,4 @@ pub(crate) fn sidecar(
         "programs": runner.executor.program_hashes().collect::<BTreeMap<_, _>>(),
         "versions": versions,
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::config::NumFrames;
-
-    /// Of an hour, a retake of its first seconds decodes these; all is wanted where it is written again.
-    #[test]
-    fn no_more_is_read_than_is_wanted() {
-        let mut config = Config::default();
-        config.request.num_frames = NumFrames::Count(49);
-        let part = |pipeline| wanted(&Config { pipeline, ..config.clone() });
-        assert_eq!(part(Pipeline::Retake), ClipPart { frames: Some(49), seconds: Some(49.0 / 24.0) });
-        assert_eq!(part(Pipeline::VideoToAudio), ClipPart { frames: Some(57), seconds: Some(0.0) });
-        assert_eq!(part(Pipeline::Extend), ClipPart::default());
-    }
 }

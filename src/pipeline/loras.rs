@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use super::error::Result;
+use super::error::{PipelineError, Result};
+use super::origin::Weights;
 use crate::config;
 use crate::weights::{Lora, LoraFile, MergeOrder, ModelSource};
 
@@ -40,6 +41,15 @@ impl Loras {
         Ok(Loras { files: each.collect::<Result<_>>()?, order })
     }
 
+    /// Checks that the weights have every tensor that a LoRA of any pass updates.
+    ///
+    /// # Errors
+    /// Those of [`check`].
+    pub(crate) fn check(&self, weights: &Weights) -> Result<()> {
+        let all: Vec<Lora> = self.files.iter().map(|(lora, _)| lora.clone()).collect();
+        check(&all, weights)
+    }
+
     /// Whether there is none.
     pub(crate) fn is_empty(&self) -> bool {
         self.files.is_empty()
@@ -54,5 +64,21 @@ impl Loras {
     /// Those of a pass, counted from 1.
     pub(crate) fn of_pass(&self, pass: u8) -> Vec<Lora> {
         self.files.iter().filter(|(_, passes)| passes.contains(&pass)).map(|(lora, _)| lora.clone()).collect()
+    }
+}
+
+/// Checks that the weights have every tensor that these LoRAs update.
+///
+/// # Errors
+/// Random weights; a tensor that the model lacks or has in another shape, with file, key and shapes.
+pub(super) fn check(loras: &[Lora], weights: &Weights) -> Result<()> {
+    let Some(first) = loras.first() else { return Ok(()) };
+    match weights {
+        Weights::Files(source) => Ok(loras.iter().try_for_each(|lora| lora.file.check(source))?),
+        Weights::Random(_) => {
+            let file = first.file.path().display();
+            let message = format!("{file}: a LoRA updates weights of files; model.weights is random");
+            Err(PipelineError::Input(message))
+        }
     }
 }

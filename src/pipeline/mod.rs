@@ -37,6 +37,7 @@ pub mod packing;
 pub mod parameters;
 pub mod phase;
 mod pieces;
+pub mod preflight;
 pub mod processes;
 mod program_spec;
 pub(crate) mod program_table;
@@ -54,6 +55,7 @@ pub mod tensors;
 pub mod text_to_video;
 pub mod tiles;
 mod transformer_inputs;
+pub(crate) mod verify;
 pub mod warm;
 pub(crate) mod writer;
 

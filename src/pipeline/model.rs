@@ -1,36 +1,28 @@
 //! A model that requests can be made of: configurations, tokenizer, latent statistics, weights.
 
-use std::sync::{Arc, OnceLock};
+use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use ndarray::Array5;
 use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
 
 use super::configs::ModelConfigs;
 use super::error::{PipelineError, Result};
 use super::origin::{self, Origin, Weights};
+use super::verify;
 use crate::av::Av;
 use crate::config::{Config, Job, Reference};
-use crate::models::tokenizer::{Tokenizer, TokenizerRules};
+use crate::models::tokenizer::Tokenizer;
 use crate::request::{self, ModelSizes, Request, Shapes};
 use crate::sampling::latents::Statistics;
 use crate::sampling::sigmas::FlowMatch;
 pub use crate::weights::Component;
-use crate::weights::{ModelSource, TensorView, TokenizerFiles, finite_tensor};
+use crate::weights::ModelSource;
 
 /// Mean 0, deviation 1.
 fn plain_statistics(length: usize, scaling_factor: f32) -> Statistics {
     Statistics { mean: vec![0.0; length], std: vec![1.0; length], scaling_factor }
-}
-
-/// Opens a tokenizer.
-fn tokenizer(files: &TokenizerFiles, rules: &TokenizerRules) -> Result<Tokenizer> {
-    Ok(match files {
-        TokenizerFiles::Folder(folder) => Tokenizer::open(folder, rules)?,
-        TokenizerFiles::Packed { file, tokenizer, config } => {
-            let config = config.as_ref().map(TensorView::read).transpose()?;
-            Tokenizer::packed(file, &tokenizer.read()?, config.as_deref(), rules)?
-        }
-    })
 }
 
 /// Everything a text-to-video request reads of a model.
@@ -50,18 +42,16 @@ pub struct Model {
     pub(crate) sample_rate: usize,
     /// Where the parameters come from.
     pub(crate) weights: Weights,
-    /// The answer of [`Model::identity`].
-    identity: OnceLock<Value>,
 }
 
 impl Model {
-    /// The model of a configuration, with weights as it says.
+    /// The model of a configuration, with weights as it says. Every component that its run reads is verified.
     ///
     /// # Errors
     /// Those of [`Model::open`] and [`Model::random`].
     pub fn of(config: &Config) -> Result<Self> {
         match origin::of_run(config)? {
-            (_, Weights::Files(source)) => Model::read(&source, ModelConfigs::of(&source).for_run(config)),
+            (_, Weights::Files(source)) => Model::read(&source, ModelConfigs::of(&source).for_run(config), config),
             (origin, Weights::Random(seed)) => Model::drawn(ModelConfigs::from(origin).for_run(config), seed),
         }
     }
@@ -87,7 +77,7 @@ impl Model {
         );
         let rules = configs.tokenizer()?;
         let tokenizer = match &files {
-            Some(files) => tokenizer(files, rules)?,
+            Some(files) => verify::open_tokenizer(files, rules)?,
             None => Tokenizer::bytes(rules)?,
         };
         let vocabulary = configs.text_encoder()?.vocab_size();
@@ -106,43 +96,39 @@ impl Model {
         Model::with(configs, tokenizer, statistics, diffusion, Weights::Random(seed))
     }
 
-    /// Reads the configurations, the tokenizer and the latent statistics.
+    /// Verifies the components of a text-to-video run and reads configurations, tokenizer and latent statistics.
     ///
     /// # Errors
-    /// A missing or unusable part, by name.
+    /// A missing or unusable component, by name.
     pub fn open(source: &Arc<ModelSource>) -> Result<Self> {
-        Model::read(source, ModelConfigs::of(source))
+        Model::read(source, ModelConfigs::of(source), &Config::default())
     }
 
-    fn read(source: &Arc<ModelSource>, configs: ModelConfigs) -> Result<Self> {
-        source.require(configs.needed_components())?;
-        source.refuse_unread()?;
-        let (vae, audio) = (configs.video_vae()?, configs.audio_vae()?);
-        let diffusion = if configs.decodes_by_diffusion()? { Some(configs.diffusion_decoder()?) } else { None };
-        // Headers are read now, so that a damaged file is found before anything has run.
-        let decoder = diffusion.is_some().then_some(Component::DiffusionDecoder);
-        for part in configs.needed_components().chain(decoder).filter(|p| p.weights_stem().is_some()) {
-            source.checkpoint(part)?;
-        }
+    fn read(source: &Arc<ModelSource>, configs: ModelConfigs, config: &Config) -> Result<Self> {
+        let mut components = configs.components(config);
+        let decoder = components.take(&Component::DiffusionDecoder);
+        source.require(components.iter().copied())?;
+        // Its error tells which decoder to give.
+        let by_diffusion = configs.decodes_by_diffusion()?;
+        components.extend(decoder);
+        verify::components(&configs, source, &components)?;
         source.unverified()?.iter().for_each(|line| tracing::warn!("{line}"));
-        let statistics_of = |part: Component, length: usize, scaling_factor: f32| -> Result<Statistics> {
-            let checkpoint = source.checkpoint(part)?;
-            let read = |name: &str| -> Result<Vec<f32>> {
-                let view = checkpoint.get_float(name)?.expect_shape(&[length])?;
-                Ok(finite_tensor(&view)?.to_f32().into_iter().collect())
-            };
-            Ok(Statistics { mean: read("latents_mean")?, std: read("latents_std")?, scaling_factor })
-        };
+        let of = |part| verify::statistics(&configs, source, part);
         let statistics = Av {
-            video: match source.has(Component::Vae) {
-                true => statistics_of(Component::Vae, vae.latent_channels, vae.scaling_factor)?,
-                false => plain_statistics(vae.latent_channels, vae.scaling_factor),
+            video: match configs.origin().has(Component::Vae) && config.pipeline.has_video() {
+                true => of(Component::Vae)?,
+                false => {
+                    let vae = configs.video_vae()?;
+                    plain_statistics(vae.latent_channels, vae.scaling_factor)
+                }
             },
-            audio: statistics_of(Component::AudioVae, audio.base_channels, 1.0)?,
+            audio: of(Component::AudioVae)?,
         };
-        let diffusion =
-            diffusion.map(|c| statistics_of(Component::DiffusionDecoder, c.latent_channels, 1.0)).transpose()?;
-        let tokenizer = tokenizer(&source.tokenizer()?, configs.tokenizer()?)?;
+        let diffusion = match by_diffusion {
+            true => Some(of(Component::DiffusionDecoder)?),
+            false => None,
+        };
+        let tokenizer = verify::tokenizer(&configs, source)?;
         Model::with(configs, tokenizer, statistics, diffusion, Weights::Files(source.clone()))
     }
 
@@ -153,18 +139,15 @@ impl Model {
         diffusion: Option<Statistics>,
         weights: Weights,
     ) -> Result<Self> {
-        let scheduler = configs.origin().json(Component::Scheduler)?.to_string();
-        let file = configs.origin().config_place(Component::Scheduler);
         Ok(Model {
             tokenizer,
             statistics,
             diffusion,
             sample_rate: configs.vocoder()?.output_sampling_rate,
-            scheduler: FlowMatch::from_json(&scheduler, &file)?,
+            scheduler: verify::schedule(&configs)?,
             sizes: configs.sizes()?,
             configs,
             weights,
-            identity: OnceLock::new(),
         })
     }
 
@@ -208,30 +191,43 @@ impl Model {
         Ok(Request { sigmas: request::sigmas(config, &self.scheduler, &shapes)?, ..request })
     }
 
-    /// Name, hashes and versions by which the sidecar of a run tells this model from others.
+    /// Verifies every component that a run of `config` reads, which may be more than this model was opened for.
+    ///
+    /// # Errors
+    /// The first missing or unusable component, by name.
+    pub(crate) fn verify(&self, config: &Config) -> Result<()> {
+        let components = self.configs.components(config);
+        match &self.weights {
+            Weights::Files(source) => verify::components(&self.configs, source, &components),
+            Weights::Random(_) => components.iter().try_for_each(|part| self.configs.origin().json(*part).map(drop)),
+        }
+    }
+
+    /// Path and fingerprints of the components that a run of `config` reads, for its sidecar.
     ///
     /// # Errors
     /// A file that cannot be read.
-    pub fn identity(&self) -> Result<Value> {
-        if let Some(known) = self.identity.get() {
-            return Ok(known.clone());
-        }
+    pub fn identity(&self, config: &Config) -> Result<Value> {
+        let components = self.configs.components(config);
         let path = self.configs.origin().name();
-        let found = match &self.weights {
-            Weights::Files(source) => json!({"path": path, "fingerprint": source.fingerprint()?}),
+        let source = match &self.weights {
+            Weights::Files(source) => source,
             Weights::Random(seed) => {
                 let mut random = json!({
                     "path": path,
                     "weights": "random",
                     "weights_seed": seed,
-                    "fingerprint": self.configs.origin().random_fingerprint(*seed)?,
+                    "fingerprint": self.configs.origin().random_fingerprint(*seed, &components)?,
                 });
                 if let Some(blocks) = self.configs.blocks() {
                     random["blocks"] = json!(blocks);
                 }
-                random
+                return Ok(random);
             }
         };
-        Ok(self.identity.get_or_init(|| found).clone())
+        let each = components.into_iter().map(|part| Ok((part.folder(), source.fingerprint(part)?)));
+        let each = each.collect::<Result<BTreeMap<_, _>>>()?;
+        let all = json!(each).to_string();
+        Ok(json!({"path": path, "fingerprint": hex::encode(Sha256::digest(all)), "components": each}))
     }
 }

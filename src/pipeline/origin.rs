@@ -1,7 +1,7 @@
 //! Where a configuration's model is read from: its files on this machine, or the configuration that this program
 //! carries of it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -84,14 +84,14 @@ impl Origin {
         })
     }
 
-    /// A sha256 over the configurations and the seed of random weights: equal ones make equal models.
+    /// SHA-256 of the components' configurations and the seed of random weights: equal ones make equal models.
     ///
     /// # Errors
     /// A configuration that cannot be read.
-    pub(crate) fn random_fingerprint(&self, seed: u64) -> Result<String> {
+    pub(crate) fn random_fingerprint(&self, seed: u64, components: &BTreeSet<Component>) -> Result<String> {
         let mut hash = Sha256::new().chain_update(seed.to_le_bytes());
-        for part in Component::ALL.into_iter().filter(|p| *p != Component::Tokenizer && self.has(*p)) {
-            hash.update(format!("{} {}\n", part.folder(), self.json(part)?));
+        for part in components.iter().filter(|p| **p != Component::Tokenizer) {
+            hash.update(format!("{} {}\n", part.folder(), self.json(*part)?));
         }
         Ok(hex::encode(hash.finalize()))
     }

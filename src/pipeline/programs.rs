@@ -1,6 +1,6 @@
 //! The programs of a request, written without weights or a device: to compile them ahead of time and look at them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use super::batch::{decoder_draws, draws, videos_at_once};
 use super::configs::ModelConfigs;
@@ -229,8 +229,9 @@ impl Programs {
         all.iter().map(|draws| Ok(noise::program(draws)?)).collect()
     }
 
-    /// Components that they read.
-    pub(crate) fn components(&self) -> BTreeSet<Component> {
+    /// Components that the programs read.
+    #[cfg(test)]
+    fn components(&self) -> std::collections::BTreeSet<Component> {
         self.kinds().map(|kind| kind.row().part).collect()
     }
 
@@ -301,4 +302,27 @@ pub(super) fn parameters<'a>(networks: impl IntoIterator<Item = &'a Network>) ->
     let mut sums = BTreeMap::new();
     each.into_values().for_each(|(component, bytes)| *sums.entry(component).or_default() += bytes);
     sums
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::presets::CONFIGS;
+
+    /// What `check` and the fingerprint cover is decided without writing programs; it must not be less than they read.
+    #[test]
+    fn verified_components_include_all_that_programs_read() {
+        let mut seen = 0;
+        for (preset, _) in CONFIGS {
+            for set in [&[][..], &["model.decoder=diffusion"], &["reference=diffusers"], &["dfr.temporal_rounds=2"]] {
+                let Ok(config) = Config::load(preset, set.iter().copied()) else { continue };
+                let Ok(programs) = Programs::of(&config, None) else { continue };
+                let verified = programs.configs.components(&config);
+                let read = programs.components();
+                assert!(read.is_subset(&verified), "{preset} {set:?}: {read:?} of {verified:?}");
+                seen += 1;
+            }
+        }
+        assert!(seen > 20, "{seen} configurations");
+    }
 }

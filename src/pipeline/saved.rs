@@ -362,7 +362,7 @@ fn identity(config: &Config, model: &Model, jobs: &[Job]) -> Result<String> {
     let all = json!({
         "release": env!("CARGO_PKG_VERSION"),
         "requests": each.collect::<Vec<_>>(),
-        "model": model.identity()?,
+        "model": model.identity(config)?,
         "inputs": hashes::of_given(config)?,
         "loras": config.model.loras.iter().map(about).collect::<Vec<_>>(),
     });

@@ -15,7 +15,6 @@ use super::loras::Loras;
 use super::memory;
 use super::model::Model;
 use super::options::RunOptions;
-use super::parameters::check_files;
 use super::programs::Programs;
 use super::runner::Runner;
 use super::text_to_video::Generated;
@@ -104,9 +103,9 @@ impl Session {
         group: Option<&Arc<Group>>,
         engine_options: EngineOptions,
     ) -> Result<Self> {
-        // Headers first: what is wrong with the files is said before devices are waited for and programs compiled.
+        // Before devices are waited for: a model may have been opened for another run.
         let programs = Programs::of(config, None)?;
-        check_files(&model.configs, &model.weights, programs.components())?;
+        model.verify(config)?;
         let mut config = config.clone();
         let round_trip = setup::round_trip(&mut config, group.map(|group| &**group))?;
         let Devices { config, engine, build, mut versions } = Devices::open(&config, &programs, group, engine_options)?;

@@ -56,6 +56,8 @@ pub struct ModelSource {
     parts: BTreeMap<Component, Place>,
     /// By component: tensors are asked for one by one, and a header of thousands takes milliseconds to read.
     opened: [OnceLock<Checkpoint>; Component::ALL.len()],
+    /// Answers of [`ModelSource::fingerprint`], by component.
+    fingerprints: [OnceLock<String>; Component::ALL.len()],
 }
 
 impl ModelSource {
@@ -83,7 +85,7 @@ impl ModelSource {
                 parts.insert(component, place(&path, Some(component))?);
             }
         }
-        let source = ModelSource { path, main, parts, opened: Default::default() };
+        let source = ModelSource { path, main, parts, opened: Default::default(), fingerprints: Default::default() };
         source.refuse_newer()?;
         source.check_text_encoder()?;
         Ok(source)
@@ -383,37 +385,38 @@ impl ModelSource {
         })
     }
 
-    /// A sha256 over every component's configuration, tensor names, shapes, element types and file sizes. Reads no
-    /// weights: it tells models apart, not a damaged byte.
+    /// SHA-256 of a component: its configuration, tensor names, shapes, element types and file sizes; of the tokenizer, the
+    /// size of its file. Computed once.
     ///
     /// # Errors
-    /// A file cannot be read.
-    pub fn fingerprint(&self) -> Result<String, WeightsError> {
+    /// The component is absent, or one of its files cannot be read.
+    pub fn fingerprint(&self, component: Component) -> Result<String, WeightsError> {
+        let known = &self.fingerprints[component as usize];
+        match known.get() {
+            Some(hash) => Ok(hash.clone()),
+            None => self.compute_fingerprint(component).map(|hash| known.get_or_init(|| hash).clone()),
+        }
+    }
+
+    fn compute_fingerprint(&self, component: Component) -> Result<String, WeightsError> {
         let mut hash = Sha256::new();
         let mut add = |text: String| {
             hash.update((text.len() as u64).to_le_bytes());
             hash.update(text);
         };
-        for component in Component::ALL {
-            if component == Component::Tokenizer {
-                let size = match self.tokenizer() {
-                    Ok(TokenizerFiles::Folder(folder)) => {
-                        let path = folder.join("tokenizer.json");
-                        fs::metadata(&path).map_err(WeightsError::io(&path, "cannot read its size"))?.len()
-                    }
-                    Ok(TokenizerFiles::Packed { tokenizer, .. }) => tokenizer.size() as u64,
-                    Err(_) => continue,
-                };
-                add(format!("tokenizer {size}"));
-                continue;
-            }
-            if !self.has(component) {
-                continue;
-            }
-            add(format!("{} {}", component.folder(), self.config(component)?));
-            if component.weights_stem().is_none() {
-                continue;
-            }
+        if component == Component::Tokenizer {
+            let size = match self.tokenizer()? {
+                TokenizerFiles::Folder(folder) => {
+                    let path = folder.join("tokenizer.json");
+                    fs::metadata(&path).map_err(WeightsError::io(&path, "cannot read its size"))?.len()
+                }
+                TokenizerFiles::Packed { tokenizer, .. } => tokenizer.size() as u64,
+            };
+            add(format!("tokenizer {size}"));
+            return Ok(hex::encode(hash.finalize()));
+        }
+        add(format!("{} {}", component.folder(), self.config(component)?));
+        if component.weights_stem().is_some() {
             let checkpoint = self.checkpoint(component)?;
             checkpoint.headers().for_each(|(name, dtype, shape)| add(format!("{name} {dtype} {shape:?}")));
             checkpoint.files().for_each(|(_, size)| add(size.to_string()));

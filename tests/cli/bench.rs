@@ -363,7 +363,7 @@ fn the_configuration_of_a_model_that_is_here_is_its_own() {
     assert!(models.statistics.video.mean.iter().all(|m| *m == 0.0));
     assert!(models.statistics.video.std.iter().all(|m| *m == 1.0));
     assert_eq!(models.tokenizer.vocab_size(), 356);
-    assert_eq!(models.identity().expect("an identity")["weights"], "random");
+    assert_eq!(models.identity(&ltx2::config::Config::default()).expect("an identity")["weights"], "random");
 }
 
 /// Small programs on two virtual devices: each is timed, and the constants are drawn through the times.

@@ -106,9 +106,9 @@ fn tensors_that_a_part_lacks_are_listed() {
     assert_eq!(said["pipelines"]["text_to_video"], said["text_to_video"]);
 }
 
-/// Of each `auto` the answer is by what the files hold.
+/// The decoder of `auto` follows from which decoders are present; a damaged one is not replaced, by `check` or by a run.
 #[needs(nothing)]
-fn automatic_choices_say_what_they_found() {
+fn check_and_dry_run_agree_on_automatic_choices() {
     let dir = TempDir::new().expect("a folder");
     let (whole, some) = (dir.path().join("whole"), dir.path().join("some"));
     for folder in [&whole, &some] {
@@ -125,7 +125,8 @@ fn automatic_choices_say_what_they_found() {
         (&whole[..], "diffusion, by reference: diffusers conv; both are here", "ready"),
         (
             &some,
-            "conv; diffusion needs diffusion_decoder",
+            "diffusion, by reference: diffusers conv; both are here; diffusion_decoder is unusable: repair it, or set \
+             model.decoder to conv",
             "needs duration_head; by reference: diffusers it is 121 frames",
         ),
     ] {
@@ -134,6 +135,25 @@ fn automatic_choices_say_what_they_found() {
             assert!(said.lines().any(|own| own == line), "no '{line}': {said}");
         }
     }
+    let dry_run = |more: &[&str]| {
+        let set = SMALL.iter().flat_map(|pair| ["--set", pair]).chain(more.iter().copied());
+        let base = ["generate", "--dry-run", "-m", &some, "-p", "a ball", "--num-frames", "9"];
+        let out = support::ltx2().args(base).args(set).output().expect("the binary runs");
+        (out.status.code(), text(&out.stderr))
+    };
+    let conv = ["--set", "model.decoder=conv"];
+    let checked = said(&some);
+    assert!(checked.lines().any(|line| line == "text_to_video: needs diffusion_decoder"), "{checked}");
+    let (code, stderr) = dry_run(&[]);
+    assert!(code == Some(1) && stderr.contains("diffusion_decoder: no weights"), "{stderr}");
+    let verdict = |more: &[&str]| {
+        let out = check(&[&[&some[..], "--json", "--set", "request.num_frames=9"], more].concat());
+        let said: Value = serde_json::from_slice(&out.stdout).expect("JSON");
+        (out.status.code(), said["request"]["ready"].clone(), said["request"]["error"].to_string())
+    };
+    let (code, ready, error) = verdict(&[]);
+    assert!(code == Some(1) && ready == false && error.contains("diffusion_decoder: no weights"), "{error}");
+    assert_eq!((dry_run(&conv).0, verdict(&conv)), (Some(0), (Some(0), true.into(), "null".into())));
     let older = said(TINY);
     assert!(!older.contains("auto"), "an older model has no such choice: {older}");
     let json: Value = serde_json::from_slice(&check(&[&whole, "--json"]).stdout).expect("JSON");

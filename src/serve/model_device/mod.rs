@@ -22,10 +22,11 @@ use super::job::{Accepted, JobPhase};
 use crate::config::{Config, Decoder, Job, Lora, NumFrames, Reference};
 use crate::media::Mp4Options;
 use crate::pipeline::batch::videos_at_once;
-use crate::pipeline::generate::{check_given, give, inputs, sidecar};
+use crate::pipeline::generate::sidecar;
 use crate::pipeline::loras::Loras;
 use crate::pipeline::model::Model;
 use crate::pipeline::options::RunOptions;
+use crate::pipeline::preflight::{Preflight, check_given, give, inputs};
 use crate::pipeline::report::RunReport;
 use crate::pipeline::saved::{Every, Saving};
 use crate::pipeline::writer::Made as Written;
@@ -90,6 +91,9 @@ struct Prepared {
     configs: Vec<Config>,
     jobs: Vec<Job>,
     requests: Vec<Request>,
+    /// The sidecars' parts that files are read for, which is done before the first step.
+    model: Value,
+    inputs: Value,
     shape: String,
     /// Videos that its programs make at once.
     rows: usize,
@@ -103,7 +107,11 @@ impl ModelDevice {
     fn open(config: &Config, group: Option<&Arc<Group>>) -> Result<Self, PipelineError> {
         let plain = files::startable(config);
         let together = Together::meet(group, &plain)?;
-        let session = Session::start(&plain, Model::of(&plain)?, group)?;
+        let model = Preflight::of(&plain, &[])?.model;
+        // Requests read the components of these too: what is wrong with one is said before the server is ready.
+        let served = config.serve.pipelines.iter().map(|pipeline| Config { pipeline: *pipeline, ..config.clone() });
+        served.chain([config.clone()]).try_for_each(|config| model.verify(&config))?;
+        let session = Session::start(&plain, model, group)?;
         let going_on = || Some("started again with its --state, the server goes on with what it had taken on".into());
         session.runner.executor.engine().watchdog().continues(going_on);
         Ok(ModelDevice {
@@ -152,6 +160,7 @@ impl ModelDevice {
             .collect();
         files::check(&configs[0])?;
         self.read_as(&configs[0])?;
+        self.session.runner.model.verify(&configs[0])?;
         if configs[0].model.loras != self.loras.0 || configs[0].model.lora_merge != self.loras.1 {
             tell(JobPhase::Loading)?;
             let since = Instant::now();
@@ -186,11 +195,12 @@ impl ModelDevice {
         }
         give(&configs[0], &mut requests)?;
         check_given(&requests)?;
+        let (model, inputs) = (model.identity(&configs[0])?, inputs(&configs[0])?);
         if !self.shapes.is_planned(&shape, &configs[0], rows) {
             tell(JobPhase::Compiling)?;
         }
         self.shapes.plan(&shape, &configs[0], rows, &mut self.session.runner, group.as_ref())?;
-        Ok(Prepared { configs, jobs, requests, shape, rows, chunk: 1, started, warnings: Vec::new() })
+        Ok(Prepared { configs, jobs, requests, model, inputs, shape, rows, chunk: 1, started, warnings: Vec::new() })
     }
 
     /// Has the model read as a configuration says.
@@ -273,11 +283,9 @@ impl ModelDevice {
         videos: Vec<Generated>,
     ) -> Result<Vec<Box<dyn Made>>, PipelineError> {
         let Session { runner, versions, .. } = &self.session;
-        let model = runner.model.identity()?;
-        let hashes = inputs(&work.configs[0])?;
         let took = work.started.elapsed();
         let of = |(((config, job), generated), accepted): (((Config, Job), Generated), &Arc<Accepted>)| {
-            let mut sidecar = sidecar(&config, &job, &model, &hashes, runner, versions);
+            let mut sidecar = sidecar(&config, &job, &work.model, &work.inputs, runner, versions);
             if let Some(trace) = &accepted.traceparent {
                 sidecar["traceparent"] = trace.as_str().into();
             }

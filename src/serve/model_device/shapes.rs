@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use super::{Config, Generated, Phase, PipelineError};
 use crate::pipeline::memory::{self, Planned};
-use crate::pipeline::parameters::check_files;
 use crate::pipeline::programs::Programs;
 use crate::pipeline::runner::Runner;
 use crate::runtime::processes::Group;
@@ -58,7 +57,6 @@ impl Shapes {
                     self.evict(shape, runner);
                 }
                 let programs = Programs::of(config, None)?.of_rows(rows);
-                check_files(&runner.model.configs, &runner.model.weights, programs.components())?;
                 programs.check(&runner.build)?;
                 let planned = memory::plan(config, &programs, &mut runner.executor, &runner.build, group);
                 planned.inspect_err(|_| self.drop_unknown(runner))?
