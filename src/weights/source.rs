@@ -15,7 +15,7 @@ use super::packed::TokenizerFiles;
 use super::pairing::{GEMMA_SOURCE, Transformer};
 use super::place::{Place, SingleFile, check_version, place};
 use super::version::Version;
-use super::{Component, keys, newer, official, official_diffusion, split};
+use super::{Component, fingerprint, keys, newer, official, official_diffusion, split};
 
 /// Parts taken from elsewhere than the model: paths or `org/name`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -56,6 +56,8 @@ pub struct ModelSource {
     parts: BTreeMap<Component, Place>,
     /// By component: tensors are asked for one by one, and a header of thousands takes milliseconds to read.
     opened: [OnceLock<Checkpoint>; Component::ALL.len()],
+    /// Fingerprint of each component, by component.
+    hashed: [OnceLock<String>; Component::ALL.len()],
 }
 
 impl ModelSource {
@@ -83,7 +85,7 @@ impl ModelSource {
                 parts.insert(component, place(&path, Some(component))?);
             }
         }
-        let source = ModelSource { path, main, parts, opened: Default::default() };
+        let source = ModelSource { path, main, parts, opened: Default::default(), hashed: Default::default() };
         source.refuse_newer()?;
         source.check_text_encoder()?;
         Ok(source)
@@ -383,42 +385,51 @@ impl ModelSource {
         })
     }
 
-    /// A sha256 over every component's configuration, tensor names, shapes, element types and file sizes. Reads no
-    /// weights: it tells models apart, not a damaged byte.
+    /// SHA-256 over [`ModelSource::part_fingerprints`], with the prefix `v2:`.
     ///
     /// # Errors
     /// A file cannot be read.
     pub fn fingerprint(&self) -> Result<String, WeightsError> {
         let mut hash = Sha256::new();
-        let mut add = |text: String| {
-            hash.update((text.len() as u64).to_le_bytes());
-            hash.update(text);
-        };
-        for component in Component::ALL {
-            if component == Component::Tokenizer {
-                let size = match self.tokenizer() {
-                    Ok(TokenizerFiles::Folder(folder)) => {
-                        let path = folder.join("tokenizer.json");
-                        fs::metadata(&path).map_err(WeightsError::io(&path, "cannot read its size"))?.len()
-                    }
-                    Ok(TokenizerFiles::Packed { tokenizer, .. }) => tokenizer.size() as u64,
-                    Err(_) => continue,
-                };
-                add(format!("tokenizer {size}"));
-                continue;
-            }
-            if !self.has(component) {
-                continue;
-            }
-            add(format!("{} {}", component.folder(), self.config(component)?));
-            if component.weights_stem().is_none() {
-                continue;
-            }
-            let checkpoint = self.checkpoint(component)?;
-            checkpoint.headers().for_each(|(name, dtype, shape)| add(format!("{name} {dtype} {shape:?}")));
-            checkpoint.files().for_each(|(_, size)| add(size.to_string()));
+        for (part, own) in self.part_fingerprints()? {
+            fingerprint::add_text(&mut hash, &format!("{part} {own}"));
         }
-        Ok(hex::encode(hash.finalize()))
+        Ok(format!("{}{}", fingerprint::SAMPLED, hex::encode(hash.finalize())))
+    }
+
+    /// SHA-256 of each component that is present, by folder name: its configuration, and of every tensor name, element type,
+    /// shape and sampled bytes; of the tokenizer, all of `tokenizer.json`. Models whose
+    /// weights differ have different fingerprints; a damaged byte between the samples is not found.
+    ///
+    /// # Errors
+    /// A file cannot be read.
+    pub fn part_fingerprints(&self) -> Result<BTreeMap<&'static str, String>, WeightsError> {
+        let present = Component::ALL.into_iter().filter(|component| self.has(*component));
+        present.map(|component| Ok((component.folder(), self.part_fingerprint(component)?))).collect()
+    }
+
+    fn part_fingerprint(&self, component: Component) -> Result<String, WeightsError> {
+        let known = &self.hashed[component as usize];
+        if let Some(hash) = known.get() {
+            return Ok(hash.clone());
+        }
+        let mut hash = Sha256::new();
+        match component {
+            Component::Tokenizer => hash.update(match self.tokenizer()? {
+                TokenizerFiles::Folder(folder) => {
+                    let path = folder.join("tokenizer.json");
+                    fs::read(&path).map_err(WeightsError::io(&path, "cannot read"))?
+                }
+                TokenizerFiles::Packed { tokenizer, .. } => tokenizer.read()?,
+            }),
+            _ => {
+                fingerprint::add_text(&mut hash, &self.config(component)?.to_string());
+                if component.weights_stem().is_some() {
+                    fingerprint::hash_checkpoint(&self.checkpoint(component)?, &mut hash)?;
+                }
+            }
+        }
+        Ok(known.get_or_init(|| hex::encode(hash.finalize())).clone())
     }
 }
 
