@@ -12,8 +12,8 @@ use crate::config::{Config, Loaded, ProgressEvery, load, output_paths};
 use crate::pipeline::PipelineError;
 use crate::pipeline::generate::generate;
 use crate::pipeline::options::GenerateOptions;
+use crate::pipeline::outputs::{check_taken, unfinished};
 use crate::pipeline::processes::together;
-use crate::pipeline::saved;
 use crate::pjrt::give_libtpu_arguments;
 use crate::request;
 use crate::runtime::processes::Group;
@@ -50,7 +50,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     }
     if args.output.dry_run {
         request::conditions(config).map_err(PipelineError::from)?;
-        let options = options(config, &args.output, None)?;
+        let options = options(&loaded, &args.output, None)?;
         let plan = Plan::new(&loaded, &options);
         return match args.output.json {
             true => print(&format!("{}\n", serde_json::to_string_pretty(&plan)?)),
@@ -61,15 +61,16 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         };
     }
     prepare_libtpu(config);
-    together(config, |group| make(args, config, group))
+    together(config, |group| make(args, &loaded, group))
 }
 
-fn make(args: &Args, config: &Config, group: Option<&Arc<Group>>) -> anyhow::Result<()> {
+fn make(args: &Args, loaded: &Loaded, group: Option<&Arc<Group>>) -> anyhow::Result<()> {
+    let config = &loaded.config;
     let later = group.is_some_and(|group| group.id() > 0);
     if later {
         log::only_warnings();
     }
-    let options = options(config, &args.output, group)?;
+    let options = options(loaded, &args.output, group)?;
     if config.request.prompt.is_none() && config.request.prompts.is_none() {
         return Err(UsageError("no prompt: give --prompt, --prompts or request.prompt in the YAML".into()).into());
     }
@@ -98,7 +99,8 @@ pub(super) fn prepare_libtpu(config: &Config) {
     }
 }
 
-fn options(config: &Config, output: &OutputArgs, group: Option<&Arc<Group>>) -> anyhow::Result<GenerateOptions> {
+fn options(loaded: &Loaded, output: &OutputArgs, group: Option<&Arc<Group>>) -> anyhow::Result<GenerateOptions> {
+    let config = &loaded.config;
     let mut jobs = config.jobs()?;
     if output.checkpoint_every.is_some() || output.resume {
         if group.is_some() {
@@ -112,19 +114,11 @@ fn options(config: &Config, output: &OutputArgs, group: Option<&Arc<Group>>) -> 
     let mut outputs = match group {
         // Only the first process writes, and only it looks at what is there.
         Some(group) if group.id() > 0 => jobs.iter().map(|_| PathBuf::new()).collect(),
-        _ => {
-            let path = config.output.path.as_deref().map(Path::new);
-            output_paths(path, &jobs, config.pipeline.extension(), output.force || output.resume)?
-        }
+        _ => output_paths(config.output.path.as_deref().map(Path::new), &jobs, config.pipeline.extension())?,
     };
     let several = jobs.len() > 1;
     if output.resume {
-        let left = |path: &Path| !path.exists() || saved::is_kept(path);
-        let (these, finished): (Vec<_>, Vec<_>) = jobs.into_iter().zip(outputs).partition(|(_, path)| left(path));
-        for (_, path) in finished {
-            tracing::info!("{} is finished: nothing to resume", path.display());
-        }
-        (jobs, outputs) = these.into_iter().unzip();
+        (jobs, outputs) = unfinished(config, jobs, outputs, output.force)?;
     }
     let progress_every = match config.sampler.progress_every {
         ProgressEvery::Steps(steps) => Some(steps),
@@ -132,11 +126,13 @@ fn options(config: &Config, output: &OutputArgs, group: Option<&Arc<Group>>) -> 
         // they have a terminal or not.
         ProgressEvery::Auto(_) => (group.is_none() && std::io::stderr().is_terminal()).then_some(1),
     };
-    Ok(GenerateOptions {
+    let options = GenerateOptions {
         jobs,
         outputs,
         several,
         force: output.force,
+        sidecar: loaded.sidecar().cloned(),
+        allow_changed_inputs: output.allow_changed_inputs,
         dump: output.dump.clone(),
         dump_steps: output.dump_steps,
         perf_json: output.perf_json.clone(),
@@ -144,5 +140,7 @@ fn options(config: &Config, output: &OutputArgs, group: Option<&Arc<Group>>) -> 
         resume: output.resume,
         progress_every,
         json: output.json,
-    })
+    };
+    check_taken(config, &options)?;
+    Ok(options)
 }

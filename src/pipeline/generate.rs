@@ -16,12 +16,13 @@ use super::batch::videos_at_once;
 use super::chain_writer::ChainWriter;
 use super::condition_encoder;
 use super::duration;
-use super::error::{PipelineError, Result};
+use super::error::{PipelineError, Result, one_line};
 use super::hashes;
 use super::model::Model;
 use super::options::{GenerateOptions, RunOptions};
 use super::outputs;
 use super::processes;
+use super::recorded;
 use super::report::RunReport;
 use super::runner::Runner;
 use super::saved::{Every, Saving};
@@ -64,7 +65,7 @@ pub fn generate(
         processes::compare(group, config, options)?;
     }
     outputs::check_places(config, options)?;
-    // An ended run may have got as far as its video.
+    // An interrupted run may have written its video already.
     let again: Vec<&PathBuf> = options.outputs.iter().filter(|path| options.resume && path.exists()).collect();
     let replaces = |path: &PathBuf| options.force || again.contains(&path);
     let config = &duration::resolve(config, &options.jobs, group)?;
@@ -72,6 +73,9 @@ pub fn generate(
     let requests = requests(config, options, &model)?;
     check_chain(&requests, options, config.output.audio)?;
     outputs::check_room(config, options, &requests, model.sample_rate)?;
+    if let Some(sidecar) = &options.sidecar {
+        recorded::check_rerun(config, sidecar, &model, options.allow_changed_inputs)?;
+    }
     let inputs = inputs(config)?;
     let mut started = Instant::now();
     let mut session = Session::start(config, model, group)?;
@@ -107,6 +111,7 @@ pub fn generate(
                 // Those before are written, whatever is wrong with the steps of these.
                 Err(error) => return tell(writer.wait(), observer).and(Err(error)),
             };
+            run.outputs = paths.to_vec();
             let kept = run.saving.clone();
             session.runner.executor.engine().watchdog().continues(move || kept.as_ref().and_then(Saving::continuation));
             if requests[0].chain.is_some() {
@@ -129,10 +134,20 @@ pub fn generate(
             if let Some(error) = failed {
                 return Err(error);
             }
-            tell(writer.wait(), observer)?;
-            let videos = videos?;
+            let before = tell(writer.wait(), observer);
+            let videos = match (videos, &before) {
+                (Ok(videos), _) => videos,
+                (Err(error), Ok(())) => return Err(error),
+                (Err(_), Err(_)) => return before,
+            };
             if first {
-                writer.start(to_be_written(&session, &together, videos, made, &replaces)?, run.saving.take());
+                writer.start(to_be_written(&session, &together, videos, made, &replaces), run.saving.take());
+            }
+            if before.is_err() {
+                // These videos are written all the same; the error of those before ends the run.
+                let own = tell(writer.wait(), observer);
+                own.unwrap_or_else(|error| tracing::error!("{}", one_line(&error)));
+                return before;
             }
             session.runner.executor.reset_set_up_time();
             started = Instant::now();
@@ -166,7 +181,7 @@ fn saving(
         return Ok(None);
     }
     let every = options.checkpoint_every.map(Every::Steps);
-    let saving = Saving::new(config, model, jobs, output, every)?;
+    let saving = Saving::new(config, model, jobs, output, every)?.writing(outputs::files(config, options));
     Ok(Some(if options.resume { saving.resumed()? } else { saving }))
 }
 
@@ -186,9 +201,9 @@ fn to_be_written(
     videos: Vec<Generated>,
     made: Duration,
     replaces: &dyn Fn(&PathBuf) -> bool,
-) -> Result<Vec<Made>> {
+) -> Vec<Made> {
     let Session { config, runner, versions, .. } = session;
-    let model = runner.model.identity()?;
+    let model = model_of_sidecar(runner);
     let of = |((job, path), generated): ((&Job, &PathBuf), Generated)| Made {
         job: job.clone(),
         path: path.clone(),
@@ -198,7 +213,15 @@ fn to_be_written(
         sidecar: config.output.sidecar.then(|| sidecar(config, job, &model, together.inputs, runner, versions)),
         generated,
     };
-    Ok(together.jobs.iter().zip(together.paths).zip(videos).map(of).collect())
+    together.jobs.iter().zip(together.paths).zip(videos).map(of).collect()
+}
+
+/// The model as a sidecar records it. A model that can no longer be read costs the record, not the video.
+fn model_of_sidecar(runner: &Runner) -> Value {
+    runner.model.identity().unwrap_or_else(|error| {
+        tracing::warn!("the sidecar has no fingerprint of the model: {}", one_line(&error));
+        Value::Null
+    })
 }
 
 /// Makes videos of several clips, which are written while they are made, and were `started` then.
@@ -217,9 +240,21 @@ fn chained(
     let mut files = files.transpose()?;
     let mut watch = |phase: Phase, done: usize, total: usize| observer.progress(jobs, phase, done, total);
     let mut each = |clips| files.as_mut().map_or(Ok(()), |files| files.add(clips));
-    runner.generate_chain(requests, run, &mut watch, &mut each)?;
+    let made = runner.generate_chain(requests, run, &mut watch, &mut each);
+    if let Err(error) = made {
+        return Err(match (files, run.saving.as_ref().and_then(Saving::continuation)) {
+            // Its clips are kept already; whoever interrupts it was told.
+            (_, Some(_)) if matches!(error, PipelineError::Interrupted(..)) => error,
+            (_, Some(continuation)) => {
+                tracing::info!("{continuation}");
+                error
+            }
+            (Some(files), None) => files.keep(error),
+            (None, None) => error,
+        });
+    }
     let Some(files) = files else { return Ok(Vec::new()) };
-    let model = runner.model.identity()?;
+    let model = model_of_sidecar(runner);
     let sidecar = |job: &Job| sidecar(config, job, &model, inputs, runner, versions);
     let outcomes = files.finish(&runner.executor, started.elapsed(), sidecar);
     if outcomes.iter().all(|outcome| outcome.written.is_some()) {

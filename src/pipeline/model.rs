@@ -218,7 +218,9 @@ impl Model {
         }
         let path = self.configs.origin().name();
         let found = match &self.weights {
-            Weights::Files(source) => json!({"path": path, "fingerprint": source.fingerprint()?}),
+            Weights::Files(source) => {
+                json!({"path": path, "fingerprint": source.fingerprint()?, "parts": source.part_fingerprints()?})
+            }
             Weights::Random(seed) => {
                 let mut random = json!({
                     "path": path,

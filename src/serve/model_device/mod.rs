@@ -97,6 +97,8 @@ struct Prepared {
     chunk: usize,
     started: Instant,
     warnings: Vec<String>,
+    /// The model and the input files as the sidecars record them.
+    recorded: [Value; 2],
 }
 
 impl ModelDevice {
@@ -189,8 +191,10 @@ impl ModelDevice {
         if !self.shapes.is_planned(&shape, &configs[0], rows) {
             tell(JobPhase::Compiling)?;
         }
+        // Before the device works: nothing that fails may cost a video.
+        let recorded = [self.session.runner.model.identity()?, inputs(&configs[0])?];
         self.shapes.plan(&shape, &configs[0], rows, &mut self.session.runner, group.as_ref())?;
-        Ok(Prepared { configs, jobs, requests, shape, rows, chunk: 1, started, warnings: Vec::new() })
+        Ok(Prepared { configs, jobs, requests, shape, rows, chunk: 1, started, warnings: Vec::new(), recorded })
     }
 
     /// Has the model read as a configuration says.
@@ -266,18 +270,12 @@ impl ModelDevice {
     }
 
     /// Videos as the finisher's thread gets them.
-    fn finish(
-        &mut self,
-        order: &Order,
-        work: Prepared,
-        videos: Vec<Generated>,
-    ) -> Result<Vec<Box<dyn Made>>, PipelineError> {
+    fn finish(&mut self, order: &Order, work: Prepared, videos: Vec<Generated>) -> Vec<Box<dyn Made>> {
         let Session { runner, versions, .. } = &self.session;
-        let model = runner.model.identity()?;
-        let hashes = inputs(&work.configs[0])?;
+        let [model, hashes] = &work.recorded;
         let took = work.started.elapsed();
         let of = |(((config, job), generated), accepted): (((Config, Job), Generated), &Arc<Accepted>)| {
-            let mut sidecar = sidecar(&config, &job, &model, &hashes, runner, versions);
+            let mut sidecar = sidecar(&config, &job, model, hashes, runner, versions);
             if let Some(trace) = &accepted.traceparent {
                 sidecar["traceparent"] = trace.as_str().into();
             }
@@ -292,7 +290,7 @@ impl ModelDevice {
             };
             Box::new(ModelMade::new(written, config, work.warnings.clone())) as Box<dyn Made>
         };
-        Ok(work.configs.into_iter().zip(work.jobs).zip(videos).zip(&order.jobs).map(of).collect())
+        work.configs.into_iter().zip(work.jobs).zip(videos).zip(&order.jobs).map(of).collect()
     }
 
     fn run_order(&mut self, order: &Order, chunk: usize, watch: Watch) -> Result<Vec<Box<dyn Made>>, Ended> {
@@ -312,7 +310,7 @@ impl ModelDevice {
         self.shapes.used(&work.shape, self.session.runner.executor.used());
         let videos = videos?;
         self.shapes.took(&work.shape, work.rows, &videos);
-        Ok(self.finish(order, work, videos)?)
+        Ok(self.finish(order, work, videos))
     }
 
     /// Runs an order by calls of so many steps, as all processes do.
