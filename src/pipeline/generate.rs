@@ -73,9 +73,7 @@ pub fn generate(
     let requests = requests(config, options, &model)?;
     check_chain(&requests, options, config.output.audio)?;
     outputs::check_room(config, options, &requests, model.sample_rate)?;
-    if let Some(sidecar) = &options.sidecar {
-        recorded::check_rerun(config, sidecar, &model, options.allow_changed_inputs)?;
-    }
+    recorded::check_rerun(config, options.sidecar.as_ref(), &model, options.allow_changed_inputs)?;
     let inputs = inputs(config)?;
     let mut started = Instant::now();
     let mut session = Session::start(config, model, group)?;
@@ -88,78 +86,88 @@ pub fn generate(
     let dump = options.dump.is_some();
     let mut run = RunOptions { chunk, dump, dump_steps, encode, ..RunOptions::default() };
 
-    let (mut finished, mut perf) = (Vec::new(), Vec::new());
-    // A file beside a video that cannot be written is an error at the end: the other videos are made.
-    let mut late = Failures::default();
+    let mut results = Results::default();
     let size = videos_at_once(&session.runner.build.layout);
     let batches = options.jobs.chunks(size).zip(requests.chunks(size)).zip(options.outputs.chunks(size));
     let ended = thread::scope(|scope| -> Result<()> {
         let mut writer = Writer::new(scope, config, options);
-        let mut tell = |outcomes: Vec<Outcome>, observer: &mut dyn Observer| {
-            let (written, failed) = writer::sorted(outcomes, &mut late);
-            for Written { video, table, figures } in written {
-                observer.finished(&video, &table);
-                finished.push(video);
-                perf.push(figures);
-            }
-            failed
-        };
         for ((jobs, requests), paths) in batches {
             let together = Together { jobs, requests, paths, inputs: &inputs };
             run.saving = match saving(config, options, &session.runner.model, jobs, &paths[0]) {
                 Ok(saving) => saving,
                 // Those before are written, whatever is wrong with the steps of these.
-                Err(error) => return tell(writer.wait(), observer).and(Err(error)),
+                Err(error) => return results.add(writer.wait(), observer).and(Err(error)),
             };
             run.outputs = paths.to_vec();
             let kept = run.saving.clone();
             session.runner.executor.engine().watchdog().continues(move || kept.as_ref().and_then(Saving::continuation));
             if requests[0].chain.is_some() {
-                tell(chained(&mut session, options, &run, &together, started, &replaces, observer)?, observer)?;
+                results
+                    .add(chained(&mut session, options, &run, &together, started, &replaces, observer)?, observer)?;
                 session.runner.executor.reset_set_up_time();
                 started = Instant::now();
                 continue;
             }
             let mut failed = None;
             let mut watch = |phase: Phase, done: usize, total: usize| {
-                if let Err(error) = tell(writer.ended(), observer) {
+                if let Err(error) = results.add(writer.ended(), observer) {
                     // What was made before cannot be written: nor can this.
                     failed = Some(error);
                     return ControlFlow::Break(());
                 }
                 observer.progress(jobs, phase, done, total)
             };
-            let videos = session.runner.generate_batch(requests, &run, &mut watch);
+            let mut videos = session.runner.generate_batch(requests, &run, &mut watch);
             let made = started.elapsed();
-            if let Some(error) = failed {
-                return Err(error);
-            }
-            let before = tell(writer.wait(), observer);
-            let videos = match (videos, &before) {
-                (Ok(videos), _) => videos,
-                (Err(error), Ok(())) => return Err(error),
-                (Err(_), Err(_)) => return before,
-            };
-            if first {
-                writer.start(to_be_written(&session, &together, videos, made, &replaces), run.saving.take());
+            let before = failed.map_or(Ok(()), Err).and(results.add(writer.wait(), observer));
+            if let (Ok(videos), true) = (&mut videos, first) {
+                let made = to_be_written(&session, &together, std::mem::take(videos), made, &replaces);
+                writer.start(made, run.saving.take());
             }
             if before.is_err() {
-                // These videos are written all the same; the error of those before ends the run.
-                let own = tell(writer.wait(), observer);
+                // What was made meanwhile is written or kept all the same; the error of those before ends the run.
+                let own = videos.map(drop).and(results.add(writer.wait(), observer));
                 own.unwrap_or_else(|error| tracing::error!("{}", one_line(&error)));
                 return before;
             }
+            videos?;
             session.runner.executor.reset_set_up_time();
             started = Instant::now();
         }
-        tell(writer.wait(), observer)
+        results.add(writer.wait(), observer)
     });
+    let Results { finished, perf, mut late } = results;
     late.add(write_times(options.perf_json.as_ref().filter(|_| first), perf));
     ended.and(late.first())?;
     if let Some(group) = group {
         processes::wait_for_all(group)?;
     }
     Ok(finished)
+}
+
+/// Videos that are written, so far.
+#[derive(Default)]
+struct Results {
+    finished: Vec<Finished>,
+    perf: Vec<Value>,
+    /// Failures of other files than the videos: an error at the end, after the other videos.
+    late: Failures,
+}
+
+impl Results {
+    /// Adds videos and reports them.
+    ///
+    /// # Errors
+    /// The first video that could not be written.
+    fn add(&mut self, outcomes: Vec<Outcome>, observer: &mut dyn Observer) -> Result<()> {
+        let (written, failed) = writer::sorted(outcomes, &mut self.late);
+        for Written { video, table, figures } in written {
+            observer.finished(&video, &table);
+            self.finished.push(video);
+            self.perf.push(figures);
+        }
+        failed
+    }
 }
 
 /// Writes the figures of videos, if there are any: those of one by themselves.

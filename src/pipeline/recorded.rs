@@ -123,11 +123,12 @@ fn compare_models(recorded: &Value, own: &Value) -> ModelMatch {
     }
 }
 
-/// Compares inputs and model of a run with those of the sidecar that it repeats, before anything is compiled.
+/// Compares inputs and model of a run with those of the sidecar that it repeats, if it does, before anything is compiled.
 ///
 /// # Errors
 /// What differs, unless `allow`: then it is a warning. A model that the run names itself, over the sidecar's, is a warning.
-pub(super) fn check_rerun(config: &Config, sidecar: &Sidecar, model: &Model, allow: bool) -> Result<()> {
+pub(super) fn check_rerun(config: &Config, sidecar: Option<&Sidecar>, model: &Model, allow: bool) -> Result<()> {
+    let Some(sidecar) = sidecar else { return Ok(()) };
     let mut changed = input_differences(&sidecar.inputs, &hashes::of_given(config)?);
     match compare_models(&sidecar.model, &model.identity()?) {
         ModelMatch::Same => {}
@@ -223,7 +224,8 @@ mod tests {
         let mut chosen = recorded.clone();
         (chosen["layout"], chosen["mesh"]) = (json!("replicated"), json!({"context": 2}));
         assert_eq!(request_difference(&chosen, &open, &job(10)), None);
-        assert!(request_difference(&chosen, &config, &job(10)).is_some());
+        let named = Config { layout: "ring".into(), ..config.clone() };
+        assert!(request_difference(&chosen, &named, &job(10)).is_some(), "another layout by name");
     }
 
     #[test]
