@@ -1,7 +1,7 @@
 //! Fail points: named moments of a run, at which a test of crash safety kills the process. Release builds have none.
 //!
 //! With `LTX2_FAILPOINT='rename out.mp4'` the process prints `at rename out.mp4` to stderr at that moment and goes no
-//! further.
+//! further. With `LTX2_FAILPOINT='fail rename out.mp4'` that step fails, and the run continues as after any error.
 
 use std::fmt::Display;
 use std::sync::OnceLock;
@@ -26,6 +26,17 @@ pub(crate) fn within<T>(phase: &str, what: impl Display, work: impl FnOnce() -> 
         }
     }
     done
+}
+
+/// An error, where this step was asked to fail.
+///
+/// # Errors
+/// The step was asked to fail.
+pub(crate) fn fail(phase: &str, what: impl Display) -> std::io::Result<()> {
+    match asked("fail", &format_args!("{phase} {what}")) {
+        true => Err(std::io::Error::other("the test asked for a failure")),
+        false => Ok(()),
+    }
 }
 
 fn asked(phase: &str, what: &impl Display) -> bool {

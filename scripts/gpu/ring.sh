@@ -49,7 +49,7 @@ latents() {
 
 # Relative L2 of the latents of a dump from those of another.
 distance() {
-	"$ltx2" compare -q "$out/$1.safetensors" "$out/$2.safetensors" --json "$out/$1.json" > /dev/null
+	"$ltx2" compare -q "$out/$1.safetensors" "$out/$2.safetensors" --json "$out/$1.json" --force > /dev/null
 	python3 - "$out/$1.json" <<'P'
 import json, sys
 tensors = json.load(open(sys.argv[1]))["tensors"]

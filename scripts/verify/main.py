@@ -172,7 +172,7 @@ def run_ltx2(found, options, case, folder, image):
         said = (done.stderr.strip() or "nothing").splitlines()[-1]
         return report.failed(case, f"ltx2, exit code {done.returncode}: {said}")
     scores = folder / "scores.json"
-    command = [options.ltx2, "compare", ours, reference, "--json", scores, "--report", folder / "report.html"]
+    command = [options.ltx2, "compare", ours, reference, "--json", scores, "--report", folder / "report.html", "--force"]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         return report.failed(case, f"ltx2 compare, exit code {done.returncode}: {done.stderr.strip()}")

@@ -371,9 +371,12 @@ pub(crate) struct OutputArgs {
     /// Output MP4, or a folder for several videos [default: out/ltx2_SEED.mp4, numbered if it exists]
     #[arg(short, long, value_name = "OUT")]
     pub(crate) output: Option<String>,
-    /// Overwrites existing files
+    /// Overwrites existing files, and empties the folder of --save-frames of earlier frames
     #[arg(long)]
     pub(crate) force: bool,
+    /// Repeats a sidecar (-c OUT.json) with a warning, where its input files or the model have changed
+    #[arg(long)]
+    pub(crate) allow_changed_inputs: bool,
     /// Also writes the frames as PNG into this folder
     #[arg(long, value_name = "DIR")]
     pub(crate) save_frames: Option<String>,

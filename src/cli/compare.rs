@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use ndarray::{Array4, s};
 
 use super::comparison::{Clip, Scores, number, read, rows};
-use super::{UsageError, compare_report, print};
+use super::{UsageError, check_new, compare_report, print};
 use crate::media;
 use crate::quality;
 
@@ -46,9 +46,14 @@ pub(crate) struct Args {
     /// Self-contained HTML report with frames side by side, differences and waveforms
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
+    /// Overwrites the files of --json and --report
+    #[arg(long)]
+    force: bool,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    check_new("--json", args.json.as_deref(), args.force)?;
+    check_new("--report", args.report.as_deref(), args.force)?;
     let [mut a, mut b] = [read(&args.a)?, read(&args.b)?];
     let scores = score(args, &mut a, &mut b).map_err(UsageError)?;
     check_bounds_apply(args, &scores).map_err(UsageError)?;

@@ -11,9 +11,9 @@ use super::{UsageError, log, print, tell};
 use crate::config::{Config, Loaded, ProgressEvery, load, output_paths};
 use crate::pipeline::generate::generate;
 use crate::pipeline::options::GenerateOptions;
+use crate::pipeline::outputs::{check_taken, unfinished};
 use crate::pipeline::preflight::preflight;
 use crate::pipeline::processes::together;
-use crate::pipeline::saved;
 use crate::pjrt::give_libtpu_arguments;
 use crate::runtime::processes::Group;
 
@@ -48,7 +48,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         return print(&loaded.to_yaml());
     }
     if args.output.dry_run {
-        let options = options(config, &args.output, None)?;
+        let options = options(&loaded, &args.output, None)?;
         let verified = preflight(config, &options).map_err(anyhow::Error::from);
         let plan = Plan::new(&loaded, &options, &verified);
         match args.output.json {
@@ -58,15 +58,16 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         return verified.map(drop);
     }
     prepare_libtpu(config);
-    together(config, |group| make(args, config, group))
+    together(config, |group| make(args, &loaded, group))
 }
 
-fn make(args: &Args, config: &Config, group: Option<&Arc<Group>>) -> anyhow::Result<()> {
+fn make(args: &Args, loaded: &Loaded, group: Option<&Arc<Group>>) -> anyhow::Result<()> {
+    let config = &loaded.config;
     let later = group.is_some_and(|group| group.id() > 0);
     if later {
         log::only_warnings();
     }
-    let options = options(config, &args.output, group)?;
+    let options = options(loaded, &args.output, group)?;
     if options.jobs.iter().any(|job| job.prompt.trim().is_empty()) {
         tracing::info!("the prompt is empty: the video is unconditional");
     }
@@ -92,7 +93,8 @@ pub(super) fn prepare_libtpu(config: &Config) {
     }
 }
 
-fn options(config: &Config, output: &OutputArgs, group: Option<&Arc<Group>>) -> anyhow::Result<GenerateOptions> {
+fn options(loaded: &Loaded, output: &OutputArgs, group: Option<&Arc<Group>>) -> anyhow::Result<GenerateOptions> {
+    let config = &loaded.config;
     let mut jobs = config.jobs()?;
     if output.checkpoint_every.is_some() || output.resume {
         if group.is_some() {
@@ -106,19 +108,11 @@ fn options(config: &Config, output: &OutputArgs, group: Option<&Arc<Group>>) -> 
     let mut outputs = match group {
         // Only the first process writes, and only it looks at what is there.
         Some(group) if group.id() > 0 => jobs.iter().map(|_| PathBuf::new()).collect(),
-        _ => {
-            let path = config.output.path.as_deref().map(Path::new);
-            output_paths(path, &jobs, config.pipeline.extension(), output.force || output.resume)?
-        }
+        _ => output_paths(config.output.path.as_deref().map(Path::new), &jobs, config.pipeline.extension())?,
     };
     let several = jobs.len() > 1;
     if output.resume {
-        let left = |path: &Path| !path.exists() || saved::is_kept(path);
-        let (these, finished): (Vec<_>, Vec<_>) = jobs.into_iter().zip(outputs).partition(|(_, path)| left(path));
-        for (_, path) in finished {
-            tracing::info!("{} is finished: nothing to resume", path.display());
-        }
-        (jobs, outputs) = these.into_iter().unzip();
+        (jobs, outputs) = unfinished(config, jobs, outputs, output.force)?;
     }
     let progress_every = match config.sampler.progress_every {
         ProgressEvery::Steps(steps) => Some(steps),
@@ -126,11 +120,13 @@ fn options(config: &Config, output: &OutputArgs, group: Option<&Arc<Group>>) -> 
         // they have a terminal or not.
         ProgressEvery::Auto(_) => (group.is_none() && std::io::stderr().is_terminal()).then_some(1),
     };
-    Ok(GenerateOptions {
+    let options = GenerateOptions {
         jobs,
         outputs,
         several,
         force: output.force,
+        sidecar: loaded.sidecar().cloned(),
+        allow_changed_inputs: output.allow_changed_inputs,
         dump: output.dump.clone(),
         dump_steps: output.dump_steps,
         perf_json: output.perf_json.clone(),
@@ -138,5 +134,7 @@ fn options(config: &Config, output: &OutputArgs, group: Option<&Arc<Group>>) -> 
         resume: output.resume,
         progress_every,
         json: output.json,
-    })
+    };
+    check_taken(config, &options)?;
+    Ok(options)
 }

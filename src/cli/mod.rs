@@ -147,7 +147,7 @@ pub fn exit_code(error: &anyhow::Error) -> u8 {
         if let Some(ended) = cause.downcast_ref::<Ended>() {
             return ended.code;
         }
-        match cause.downcast_ref::<PipelineError>() {
+        match cause.downcast_ref::<PipelineError>().map(PipelineError::cause) {
             Some(PipelineError::Interrupted(..)) => return 130,
             Some(PipelineError::Sampling(e)) if sampling(e) => return 2,
             // Rules that contradict each other are found where a tensor is placed.
@@ -170,6 +170,16 @@ pub fn exit_code(error: &anyhow::Error) -> u8 {
 /// An error and its causes on one line.
 pub fn one_line(error: &anyhow::Error) -> String {
     crate::pipeline::one_line(error.as_ref())
+}
+
+/// Refuses to overwrite the file that `flag` names, and tries its place, before the work.
+pub(crate) fn check_new(flag: &str, path: Option<&Path>, force: bool) -> anyhow::Result<()> {
+    let Some(path) = path else { return Ok(()) };
+    if path.is_file() && !force {
+        let why = format!("{flag}: {} exists; overwrite it with --force, or name another file", path.display());
+        return Err(UsageError(why).into());
+    }
+    Ok(crate::media::check_writable(path)?)
 }
 
 /// Writes results to stdout. A reader that has seen enough is no error.
@@ -224,6 +234,8 @@ mod tests {
         assert_eq!(one_line(&error), "loading: cannot read x.yml: disk full");
         assert_eq!(exit_code(&error), 2);
         assert_eq!(exit_code(&PipelineError::Interrupted(3, 8).into()), 130);
+        let kept = |error| PipelineError::Kept { source: Box::new(error), what: "x".into(), kept: "y".into() };
+        assert_eq!(exit_code(&kept(kept(PipelineError::Interrupted(8, 8))).into()), 130);
         assert_eq!(exit_code(&PipelineError::from(SamplingError::Steps(300)).into()), 2);
         assert_eq!(exit_code(&anyhow::anyhow!("device")), 1);
         let program = |op| crate::hlo::Error { op, scope: "a".into(), program: "b".into(), message: "c".into() };

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use super::args::{ConfigArgs, JobArgs, LAYERS, ModelArgs, PlacementArgs, word};
 use super::compile::{chip_of, prepare_tpus};
 use super::experiment::usage;
-use super::{check_place, deliver};
+use super::{check_new, check_place, deliver};
 use crate::config::load;
 use crate::pipeline::programs::ProgramKind;
 use crate::tune::{BUDGET, DiagnoseRequest, DiagnosisReport, diagnose, diagnosis_text};
@@ -44,6 +44,9 @@ pub(crate) struct Args {
     /// File for the layout with the best change
     #[arg(long, value_name = "FILE")]
     write: Option<PathBuf>,
+    /// Overwrites the file of --write
+    #[arg(long, requires = "write")]
+    force: bool,
     /// Folder for results and modules [default: why, in the compile cache]
     #[arg(short, long, value_name = "DIR")]
     output: Option<PathBuf>,
@@ -63,6 +66,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     args.placement.add(&mut given);
     let config = load(&given)?.config;
     check_place(args.json.as_deref())?;
+    check_new("--write", args.write.as_deref(), args.force)?;
     let scratch;
     let folder = match (&args.output, config.compile_cache()) {
         (Some(folder), _) => folder.clone(),

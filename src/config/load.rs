@@ -9,6 +9,7 @@ use super::other_names::to_own_names;
 use super::pipeline::Pipeline;
 use super::schema::{Config, Mesh};
 use super::serve::Serve;
+use super::sidecar::{Sidecar, unwrap_sidecar};
 use super::tree::Tree;
 use super::validate::{Place, accepts_text, validate};
 use super::yaml::{self, Data, Node};
@@ -70,6 +71,8 @@ pub struct Loaded {
     pub(super) version: Version,
     /// Whether noise levels are written below the uppermost layer.
     has_sigmas: bool,
+    /// The sidecar that the run repeats; of several files the last.
+    sidecar: Option<Sidecar>,
 }
 
 /// A number of frames by a duration.
@@ -90,6 +93,11 @@ impl Loaded {
         self.tree.origin(path)
     }
 
+    /// The sidecar that the run repeats; `None`: the configuration is from no sidecar.
+    pub fn sidecar(&self) -> Option<&Sidecar> {
+        self.sidecar.as_ref()
+    }
+
     /// The preset that lies under the files.
     pub fn preset(&self) -> &'static str {
         self.preset
@@ -106,14 +114,16 @@ impl Loaded {
 /// # Errors
 /// [`ConfigError`]: all of them are the user's to mend.
 pub fn load(given: &CliOverrides) -> Result<Loaded, ConfigError> {
-    let mut files = Vec::new();
+    let (mut files, mut sidecar) = (Vec::new(), None);
     for file in given.files.iter().rev() {
-        read_chain(Path::new(file), None, &mut Vec::new(), &mut files)?;
+        read_chain(Path::new(file), None, &mut Vec::new(), &mut files, &mut sidecar)?;
     }
     files.reverse();
     files.push(command_line(given)?);
     let length = given.seconds.map(|seconds| Length { seconds, origin: ValueOrigin::Flag("seconds") });
-    combine(files, length, None)
+    let loaded = combine(files, length, None)?;
+    let sidecar = sidecar.map(|sidecar| sidecar.within(&loaded.tree));
+    Ok(Loaded { sidecar, ..loaded })
 }
 
 /// Merges layers, the lowest first, over the preset that they ask for. The model's generation is looked up where it is not known.
@@ -153,7 +163,7 @@ pub(super) fn combine(
     references::take(&mut merged)?;
     let config = check::typed(&merged)?;
     check::check(&config, &merged)?;
-    Ok(Loaded { config, tree: merged, preset, layers, length, version, has_sigmas })
+    Ok(Loaded { config, tree: merged, preset, layers, length, version, has_sigmas, sidecar: None })
 }
 
 fn read(path: &Path) -> Result<String, ConfigError> {
@@ -196,12 +206,13 @@ fn preset_layers(name: &'static str) -> Result<Vec<Tree>, ConfigError> {
     Ok(layers)
 }
 
-/// Reads a file and what it extends; the file itself comes first in `out`.
+/// Reads a file and what it extends; the file itself comes first in `out`. `sidecar` takes the first sidecar among them.
 fn read_chain(
     path: &Path,
     named_by: Option<String>,
     seen: &mut Vec<PathBuf>,
     out: &mut Vec<Tree>,
+    sidecar: &mut Option<Sidecar>,
 ) -> Result<(), ConfigError> {
     let (label, text, folder) = open(path)?;
     let identity = path.canonicalize().unwrap_or_else(|_| PathBuf::from(&label));
@@ -211,7 +222,9 @@ fn read_chain(
     }
     seen.push(identity);
 
-    let mut node = unwrap_sidecar(yaml::parse(&text, &label)?);
+    let root = yaml::parse(&text, &label)?;
+    *sidecar = sidecar.take().or_else(|| Sidecar::of(&root, &label));
+    let mut node = unwrap_sidecar(root);
     validate(&node, Place::File(&label))?;
     to_own_names(&mut node, |line| Place::File(&label).at(line))?;
     paths::resolve(&mut node, &folder);
@@ -234,7 +247,7 @@ fn read_chain(
             // A name that is no file beside this one is a shipped configuration.
             let shipped = !beside.exists() && presets::shipped_config(&parent).is_some();
             let target = if shipped { PathBuf::from(parent) } else { beside };
-            read_chain(&target, Some(format!("{label}:{line}")), seen, out)
+            read_chain(&target, Some(format!("{label}:{line}")), seen, out, sidecar)
         }
     }
 }
@@ -254,26 +267,6 @@ fn open(path: &Path) -> Result<(String, String, PathBuf), ConfigError> {
             Some((name, text)) => Ok((format!("configs/{name}.yml"), text.into(), PathBuf::from("configs"))),
             None => Err(error),
         },
-    }
-}
-
-/// A sidecar holds the configuration of its run under `config`. Its output path is left out: repeating a run never
-/// aims at the first one's file.
-fn unwrap_sidecar(root: Node) -> Node {
-    let Data::Map(entries) = root.data else { return root };
-    match entries.iter().position(|(k, n)| k == "config" && matches!(n.data, Data::Map(_))) {
-        None => Node { line: root.line, data: Data::Map(entries) },
-        Some(at) => {
-            let mut config = entries.into_iter().nth(at).map_or(Node::from_value(Value::Null), |(_, n)| n);
-            if let Data::Map(sections) = &mut config.data {
-                for (_, section) in sections.iter_mut().filter(|(k, _)| k == "output") {
-                    if let Data::Map(keys) = &mut section.data {
-                        keys.retain(|(k, _)| k != "path");
-                    }
-                }
-            }
-            config
-        }
     }
 }
 

@@ -54,21 +54,15 @@ fn prompt_lines(text: &str) -> Vec<String> {
 
 /// The files of the videos, in their order.
 ///
-/// One video goes to `path`, by default to `out/ltx2_<seed>.mp4`, numbered when that is taken. Several go to a folder,
-/// as `{index:04}_{seed}.mp4`; by default each is named as one would be. Sound alone has the extension `wav`.
+/// One video goes to `path`, by default to `out/ltx2_<seed>.mp4`, numbered when that or its sidecar exists. Several go to a
+/// folder, as `{index:04}_{seed}.mp4`; by default each is named as one would be. Sound alone has the extension `wav`.
 ///
 /// # Errors
-/// Sound alone that is to be written as something else.
-/// A file of `path` exists and `force` is not set, or `path` is a folder where a file is needed, or the other way round.
-pub fn output_paths(
-    path: Option<&Path>,
-    jobs: &[Job],
-    extension: &str,
-    force: bool,
-) -> Result<Vec<PathBuf>, ConfigError> {
+/// Sound alone that is to be written as something else. A folder at `path` where a file is needed, or the other way round.
+pub fn output_paths(path: Option<&Path>, jobs: &[Job], extension: &str) -> Result<Vec<PathBuf>, ConfigError> {
     let Some(path) = path else { return Ok(default_paths(Path::new("out"), jobs, extension)) };
     let fail = |why: &str| Err(ConfigError::Flag(format!("{}: {why}", path.display())));
-    let paths = match jobs {
+    Ok(match jobs {
         [_] if path.is_dir() => return fail("is a folder; name a file, e.g. with .mp4"),
         [_] if extension == "wav" && path.extension().is_none_or(|own| !own.eq_ignore_ascii_case("wav")) => {
             return fail("sound alone is written as WAV; name a file with .wav");
@@ -76,11 +70,7 @@ pub fn output_paths(
         [_] => vec![path.to_path_buf()],
         _ if path.is_file() => return fail("is a file; several videos need a folder"),
         _ => jobs.iter().map(|j| path.join(format!("{:04}_{}.{extension}", j.index, j.seed))).collect(),
-    };
-    match paths.iter().find(|p| !force && p.exists()) {
-        Some(taken) => Err(ConfigError::Flag(format!("{} exists; overwrite it with --force", taken.display()))),
-        None => Ok(paths),
-    }
+    })
 }
 
 fn default_paths(folder: &Path, jobs: &[Job], extension: &str) -> Vec<PathBuf> {
@@ -90,7 +80,9 @@ fn default_paths(folder: &Path, jobs: &[Job], extension: &str) -> Vec<PathBuf> {
             0 => folder.join(format!("ltx2_{}.{extension}", job.seed)),
             n => folder.join(format!("ltx2_{}_{n}.{extension}", job.seed)),
         };
-        let free = (0..).map(numbered).find(|p| !p.exists() && !chosen.contains(p));
+        // A video and a sound of one seed would share the sidecar.
+        let is_free = |path: &PathBuf| !path.exists() && !sidecar_path(path).exists() && !chosen.contains(path);
+        let free = (0..).map(numbered).find(is_free);
         chosen.extend(free);
     }
     chosen
@@ -117,27 +109,29 @@ mod tests {
         std::fs::write(out.join("ltx2_10.mp4"), "").unwrap();
         std::fs::write(out.join("ltx2_10_1.mp4"), "").unwrap();
         assert_eq!(default_paths(out, &jobs(1), "mp4"), [out.join("ltx2_10_2.mp4")]);
+        // The sidecar of another file takes the name too.
+        assert_eq!(default_paths(out, &jobs(1), "wav"), [out.join("ltx2_10.wav")]);
+        std::fs::write(out.join("ltx2_10.json"), "").unwrap();
+        assert_eq!(default_paths(out, &jobs(1), "wav"), [out.join("ltx2_10_1.wav")]);
         let same: Vec<Job> = jobs(2).into_iter().map(|j| Job { seed: 7, ..j }).collect();
         assert_eq!(default_paths(out, &same, "mp4"), [out.join("ltx2_7.mp4"), out.join("ltx2_7_1.mp4")]);
 
         let path = out.join("clips");
-        let several = output_paths(Some(&path), &jobs(2), "mp4", false).unwrap();
+        let several = output_paths(Some(&path), &jobs(2), "mp4").unwrap();
         assert_eq!(several, [path.join("0000_10.mp4"), path.join("0001_11.mp4")]);
         assert_eq!(sidecar_path(&several[0]), path.join("0000_10.json"));
     }
 
     #[test]
-    fn existing_files_need_force() {
+    fn folders_and_files_are_not_mistaken_for_each_other() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("a.mp4");
-        assert_eq!(output_paths(Some(&file), &jobs(1), "mp4", false).unwrap(), std::slice::from_ref(&file));
+        assert_eq!(output_paths(Some(&file), &jobs(1), "mp4").unwrap(), std::slice::from_ref(&file));
         std::fs::write(&file, "").unwrap();
-        let message = |path: &Path, n| output_paths(Some(path), &jobs(n), "mp4", false).unwrap_err().to_string();
-        assert_eq!(message(&file, 1), format!("{} exists; overwrite it with --force", file.display()));
+        let message = |path: &Path, n| output_paths(Some(path), &jobs(n), "mp4").unwrap_err().to_string();
         assert!(message(&file, 2).ends_with("is a file; several videos need a folder"));
         assert!(message(folder.path(), 1).ends_with("is a folder; name a file, e.g. with .mp4"));
-        assert!(output_paths(Some(&file), &jobs(1), "mp4", true).is_ok());
-        let sound = output_paths(Some(&file), &jobs(1), "wav", true).unwrap_err().to_string();
+        let sound = output_paths(Some(&file), &jobs(1), "wav").unwrap_err().to_string();
         assert!(sound.ends_with("sound alone is written as WAV; name a file with .wav"), "{sound}");
     }
 

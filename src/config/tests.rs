@@ -269,7 +269,8 @@ fn one_of_two_keys_replaces_the_other() {
 
 #[test]
 fn a_sidecar_repeats_its_run() {
-    let mut given = set(&["model.path=models/none", "output.path=first.mp4", "request.num_videos=3"]);
+    let places = ["output.path=first.mp4", "output.save_frames=frames", "output.save_audio=first.wav"];
+    let mut given = set(&[&["model.path=models/none", "request.num_videos=3"], &places[..]].concat());
     given.flag("prompt", "request.prompt", Some("a: b # c"));
     let first = load(&given).unwrap().config;
     let sidecar = json!({"versions": {"ltx2": "0.1.0"}, "config": first.effective("a: b # c", 12), "seed": 12});
@@ -278,8 +279,31 @@ fn a_sidecar_repeats_its_run() {
     let mut expected = first;
     expected.request.seed = 12;
     expected.request.num_videos = 1;
-    expected.output.path = None;
+    // Its files are not those of the first run.
+    (expected.output.path, expected.output.save_frames, expected.output.save_audio) = (None, None, None);
     assert_eq!(again, expected);
+}
+
+#[test]
+fn a_sidecar_says_whether_the_run_names_another_model() {
+    let first = load(&set(&["model.path=models/none"])).unwrap().config;
+    let sidecar =
+        json!({"config": first.effective("a", 1), "inputs": {"a.png": "01"}, "model": {"path": "models/none"}});
+    let files = Folder::new(&[
+        ("out.json", &sidecar.to_string()),
+        ("plain.yml", "model: {path: models/none}\n"),
+        ("other.yml", "extends: out.json\nmodel: {vae: models/other}\n"),
+    ]);
+    let names_other = |given: &CliOverrides| load(given).unwrap().sidecar().map(|own| own.names_other_model);
+    assert_eq!(names_other(&files.given("plain.yml")), None);
+    assert_eq!(names_other(&files.given("out.json")), Some(false));
+    assert_eq!(names_other(&files.given("other.yml")), Some(true));
+    let mut flags = files.given("out.json");
+    flags.flag("width", "request.width", Some(512));
+    assert_eq!(names_other(&flags), Some(false));
+    flags.flag("model", "model.path", Some("models/none"));
+    assert_eq!(names_other(&flags), Some(true));
+    assert_eq!(load(&flags).unwrap().sidecar().unwrap().inputs, json!({"a.png": "01"}));
 }
 
 #[test]

@@ -50,7 +50,6 @@ pub(super) fn name(path: &Path) -> impl Display {
 /// `suffix` ends its name, so that a program which looks at extensions sees the right one.
 pub(super) fn beside(path: &Path, suffix: &str) -> Result<NamedTempFile> {
     let folder = folder(path);
-    std::fs::create_dir_all(&folder).map_err(Error::io("create folder", &folder))?;
     let mut builder = tempfile::Builder::new();
     builder.prefix(".ltx2-").suffix(suffix);
     #[cfg(unix)]
@@ -59,7 +58,15 @@ pub(super) fn beside(path: &Path, suffix: &str) -> Result<NamedTempFile> {
         use std::os::unix::fs::PermissionsExt;
         builder.permissions(std::fs::Permissions::from_mode(0o666));
     }
-    let file = builder.tempfile_in(&folder).map_err(Error::io("create a temporary file in", &folder))?;
+    let create = || {
+        std::fs::create_dir_all(&folder).map_err(Error::io("create folder", &folder))?;
+        builder.tempfile_in(&folder).map_err(Error::io("create a temporary file in", &folder))
+    };
+    // Another process that only checks the folder may remove it between the two calls.
+    let file = match create() {
+        Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => create()?,
+        created => created?,
+    };
     note(&mut TEMPORARIES.lock().unwrap_or_else(PoisonError::into_inner), file.path());
     Ok(file)
 }
@@ -115,6 +122,7 @@ impl Calls for Beside<'_> {
 
     fn rename(&mut self) -> Result<()> {
         failpoint::reach("rename", name(self.path));
+        failpoint::fail("rename", name(self.path)).map_err(Error::io("rename the finished file to", self.path))?;
         let Some(file) = self.file.take() else { return Ok(()) };
         let named = if self.replace { file.persist(self.path) } else { file.persist_noclobber(self.path) };
         named.map(drop).map_err(|e| Error::io("rename the finished file to", self.path)(e.error))
@@ -141,16 +149,22 @@ pub(super) fn persist(file: NamedTempFile, path: &Path, replace: bool) -> Result
     replace_by(&mut Beside { file: Some(file), path, replace }, &[])
 }
 
-/// Whether a file can be made at `path`, its parents created: said before hours of work instead of after.
+/// Checks that a file can be created at `path`, so that an unusable path is reported before hours of work. Leaves nothing
+/// behind: parent folders that the check creates are removed again.
 ///
 /// # Errors
-/// The folder that cannot be made or written to; a folder in the file's place.
+/// A folder that cannot be created or written to; a folder at `path`.
 pub fn check_writable(path: &Path) -> Result<()> {
     if path.is_dir() || path.file_name().is_none() {
         let source = std::io::ErrorKind::IsADirectory.into();
         return Err(Error::Io { action: "write", path: path.into(), source });
     }
-    beside(path, ".part").map(drop)
+    let folder = folder(path);
+    let missing: Vec<&Path> = folder.ancestors().take_while(|f| !f.as_os_str().is_empty() && !f.exists()).collect();
+    let tried = beside(path, ".part").map(drop);
+    // The deepest comes first. A folder that another process uses by now is not empty, and stays.
+    missing.into_iter().for_each(|folder| drop(std::fs::remove_dir(folder)));
+    tried
 }
 
 /// Writes `bytes` to `path`: parents are created, an existing file is replaced, and no reader sees half of it.
@@ -176,6 +190,18 @@ mod tests {
         assert!(under_way.path().exists());
         remove_temporaries();
         assert!(!under_way.path().exists() && path.exists());
+    }
+
+    #[test]
+    fn checking_a_path_leaves_no_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        check_writable(&folder.path().join("new/deep/out.mp4")).unwrap();
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+        let taken = folder.path().join("taken");
+        std::fs::create_dir(&taken).unwrap();
+        check_writable(&taken.join("out.mp4")).unwrap();
+        assert!(taken.is_dir(), "a folder that was there stays");
+        assert!(check_writable(&taken).is_err(), "a folder is no file");
     }
 
     /// A call, as a file system sees it.

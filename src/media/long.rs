@@ -18,7 +18,7 @@ use super::options::Mp4Options;
 use super::rate::FrameRate;
 use super::samples::Samples;
 use super::sound_file::SoundFile;
-use super::stream::VideoStream;
+use super::stream::{EncodedVideo, VideoStream};
 use super::wav::WavFormat;
 use super::{aac, atomic, isobmff};
 
@@ -41,6 +41,16 @@ enum Video {
         pieces: SyncSender<Frames>,
         thread: JoinHandle<Result<NamedTempFile>>,
     },
+    /// All frames are encoded.
+    Encoded(Encoded),
+    /// The encoder failed.
+    Lost,
+}
+
+enum Encoded {
+    Embedded(EncodedVideo),
+    /// A file of ffmpeg's, without sound.
+    Ffmpeg(NamedTempFile),
 }
 
 /// Hashes of the raw frames and samples of a finished file.
@@ -76,14 +86,23 @@ impl LongMp4 {
         Ok(LongMp4 { path, rate, options, video, sound, frames: 0, hash: Sha256::new() })
     }
 
-    /// Adds the next frames. Those behind a failure are dropped: [`LongMp4::finish`] has it.
-    pub fn push(&mut self, frames: Frames) {
+    /// Adds the next frames.
+    ///
+    /// # Errors
+    /// The encoder's, of earlier frames.
+    pub fn push(&mut self, frames: Frames) -> Result<()> {
         self.frames += frames.count();
         frames.iter().for_each(|frame| self.hash.update(frame));
-        match &self.video {
+        let takes_more = match &self.video {
             Video::Embedded(stream) => stream.push(frames),
-            Video::Ffmpeg { pieces, .. } => drop(pieces.send(frames)),
+            Video::Ffmpeg { pieces, .. } => pieces.send(frames).is_ok(),
+            Video::Encoded(_) | Video::Lost => false,
+        };
+        if takes_more {
+            return Ok(());
         }
+        self.close()?;
+        Err(Error::Container("its encoder ended before its frames did".into()))
     }
 
     /// Adds the next samples `[channels, n]`.
@@ -102,40 +121,68 @@ impl LongMp4 {
         self.sound.write_wav(path, self.sound.len(), format)
     }
 
-    /// Waits for the encoder and writes the file, whole or not at all. The sound is trimmed or padded with silence to the frames'
-    /// length.
+    /// Frames so far.
+    pub fn frames(&self) -> usize {
+        self.frames
+    }
+
+    /// Waits for the encoder. No frames can be added after it.
     ///
     /// # Errors
-    /// The encoder's; a file that cannot be written.
-    pub fn finish(self) -> Result<LongHashes> {
-        let LongMp4 { path, rate, options, video, sound, frames, hash } = self;
-        let len = rate.samples(frames, sound.rate());
-        let target = match video {
-            Video::Embedded(stream) => {
-                let video = stream.finish()?;
+    /// The encoder's. The sound is still there.
+    pub fn close(&mut self) -> Result<()> {
+        self.video = match std::mem::replace(&mut self.video, Video::Lost) {
+            Video::Embedded(stream) => Video::Encoded(Encoded::Embedded(stream.finish()?)),
+            Video::Ffmpeg { pieces, thread } => {
+                drop(pieces);
+                Video::Encoded(Encoded::Ffmpeg(thread.join().unwrap_or_else(|panic| resume_unwind(panic))?))
+            }
+            other => other,
+        };
+        Ok(())
+    }
+
+    /// Writes the file, whole or not at all. The sound is trimmed or padded with silence to the frames' length.
+    ///
+    /// # Errors
+    /// The encoder's; a file that cannot be written. The same may be tried at another place.
+    pub fn finish(&mut self) -> Result<LongHashes> {
+        self.close()?;
+        self.write_to(&self.path, self.options.replace)?;
+        Ok(LongHashes { frames: hex::encode(self.hash.clone().finalize()), samples: self.sound.sha256()? })
+    }
+
+    /// Writes what was encoded to another file than its own.
+    ///
+    /// # Errors
+    /// [`LongMp4::close`] was not called or failed; a file that cannot be written.
+    pub fn write_to(&self, path: &Path, replace: bool) -> Result<()> {
+        let (sound, options) = (&self.sound, &self.options);
+        let len = self.rate.samples(self.frames, sound.rate());
+        let Video::Encoded(encoded) = &self.video else {
+            return Err(Error::Container("its frames are not encoded".into()));
+        };
+        let target = match encoded {
+            Encoded::Embedded(video) => {
                 let (channels, rate) = (sound.channels(), sound.rate());
-                let samples = Samples::beside(&path)?;
+                let samples = Samples::beside(path)?;
                 let audio = aac::encode_blocks(sound.blocks(len), channels, rate, options.audio_bitrate, samples)?;
-                let target = atomic::beside(&path, ".part")?;
+                let target = atomic::beside(path, ".part")?;
                 let mut out = BufWriter::new(target.as_file());
-                isobmff::write(&[video.track(), &audio], &mut out, Error::io("write", &path))?;
-                out.flush().map_err(Error::io("write", &path))?;
+                isobmff::write(&[video.track(), &audio], &mut out, Error::io("write", path))?;
+                out.flush().map_err(Error::io("write", path))?;
                 drop(out);
                 target
             }
-            Video::Ffmpeg { pieces, thread } => {
-                drop(pieces);
-                let video = thread.join().unwrap_or_else(|panic| resume_unwind(panic))?;
-                let mut wav = atomic::beside(&path, ".wav")?;
-                sound.write_wav_into(wav.as_file_mut(), &path, len, WavFormat::Float32)?;
-                let target = atomic::beside(&path, ".mp4")?;
-                ffmpeg::copy_with_sound(target.path(), &path, video.path(), wav.path(), &options)?;
+            Encoded::Ffmpeg(video) => {
+                let mut wav = atomic::beside(path, ".wav")?;
+                sound.write_wav_into(wav.as_file_mut(), path, len, WavFormat::Float32)?;
+                let target = atomic::beside(path, ".mp4")?;
+                ffmpeg::copy_with_sound(target.path(), path, video.path(), wav.path(), options)?;
                 target
             }
         };
-        let hashes = LongHashes { frames: hex::encode(hash.finalize()), samples: sound.sha256()? };
-        atomic::persist(target, &path, options.replace)?;
-        Ok(hashes)
+        atomic::persist(target, path, replace)
     }
 }
 

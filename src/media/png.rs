@@ -31,6 +31,31 @@ pub(crate) fn png_frame_path(dir: &Path, frame: usize) -> PathBuf {
     dir.join(format!("frame_{frame:05}.png"))
 }
 
+/// Files of a folder that have the name of a frame as [`png_frame_path`] gives it; none of a folder that is absent.
+///
+/// # Errors
+/// A folder that cannot be listed.
+pub(crate) fn png_frames_in(dir: &Path) -> Result<Vec<PathBuf>> {
+    if !dir.is_dir() {
+        return Ok(Vec::new());
+    }
+    let is_frame = |path: &Path| {
+        let number = path.file_name().and_then(|name| name.to_str()?.strip_prefix("frame_")?.strip_suffix(".png"));
+        number.is_some_and(|n| n.len() >= 5 && n.bytes().all(|b| b.is_ascii_digit())) && !path.is_dir()
+    };
+    let entries = std::fs::read_dir(dir).map_err(Error::io("list", dir))?;
+    Ok(entries.flatten().map(|entry| entry.path()).filter(|path| is_frame(path)).collect())
+}
+
+/// Removes the frames of an earlier video from a folder; other files stay.
+///
+/// # Errors
+/// A file that cannot be removed.
+pub(crate) fn remove_png_frames(dir: &Path) -> Result<()> {
+    let remove = |path: PathBuf| std::fs::remove_file(&path).map_err(Error::io("remove", &path));
+    png_frames_in(dir)?.into_iter().try_for_each(remove)
+}
+
 /// Writes frame `index` to `path`; parents are created.
 pub fn write_png(path: &Path, frames: &Frames, index: usize) -> Result<()> {
     let png = |message: String| Error::Png { path: path.to_path_buf(), message };
@@ -121,6 +146,19 @@ mod tests {
             let back = read_png(path).unwrap();
             assert_eq!(back.data().index_axis(ndarray::Axis(0), 0), data.index_axis(ndarray::Axis(0), i));
         }
+    }
+
+    #[test]
+    fn only_frames_are_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let others = ["frame_1.png", "frame_00000.jpg", "a_frame_00000.png", "frame_0000x.png", "notes.txt"];
+        let frames = ["frame_00000.png", "frame_00012.png", "frame_100000.png"];
+        others.iter().chain(&frames).for_each(|name| std::fs::write(dir.path().join(name), "x").unwrap());
+        assert_eq!(png_frames_in(dir.path()).unwrap().len(), 3);
+        remove_png_frames(dir.path()).unwrap();
+        assert!(others.iter().all(|name| dir.path().join(name).exists()));
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), others.len());
+        remove_png_frames(&dir.path().join("absent")).unwrap();
     }
 
     #[test]

@@ -46,9 +46,9 @@ impl VideoStream {
         Ok(VideoStream { pieces, thread: thread.map_err(failed)? })
     }
 
-    /// Adds the next frames. Those behind a failure are dropped: [`VideoStream::finish`] has it.
-    pub fn push(&self, frames: Frames) {
-        drop(self.pieces.send(frames));
+    /// Adds the next frames. Returns whether the encoder still runs; after a failure [`VideoStream::finish`] returns its error.
+    pub fn push(&self, frames: Frames) -> bool {
+        self.pieces.send(frames).is_ok()
     }
 
     /// Waits for the last frame.

@@ -10,6 +10,7 @@ use super::phase::{Phase, Watch};
 use super::runner::Runner;
 use super::saved::{SavedClip, Saving};
 use super::text_to_video::Generated;
+use crate::failpoint;
 use crate::media::Frames;
 use crate::request::{Chain, Request};
 
@@ -47,6 +48,7 @@ impl Runner {
                 each(self.as_generated(kept, &own[0]))?;
                 continue;
             }
+            failpoint::fail("clip", at + 1).map_err(|e| PipelineError::Input(e.to_string()))?;
             // What is joined to other frames is encoded with them.
             let options = RunOptions { encode: None, saving, ..options.clone() };
             let mut of_all = |phase: Phase, done, total| watch(phase, at * total + done, clips * total);
@@ -79,6 +81,7 @@ impl Runner {
             batch,
             cut_tokens,
             dump: Vec::new(),
+            latents: Vec::new(),
         });
         each.collect()
     }

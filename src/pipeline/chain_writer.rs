@@ -9,13 +9,14 @@ use super::chain::{Join, Piece};
 use super::clock::PhaseTime;
 use super::error::{PipelineError, Result};
 use super::executor::Executor;
+use super::kept::{self, Named};
 use super::model::Model;
 use super::options::GenerateOptions;
 use super::report::RunReport;
 use super::text_to_video::Generated;
 use super::writer::{Failures, Finished, Outcome, Written, place_of, write_sidecar};
 use crate::config::{Config, Job, sidecar_path};
-use crate::media::{Frames, LongMp4, Mp4Options, WavFormat, write_png_frames_from};
+use crate::media::{Audio, Frames, LongMp4, Mp4Options, WavFormat, remove_png_frames, write_png_frames_from};
 use crate::request::Request;
 use crate::runtime::{Span, SpanKind};
 
@@ -40,6 +41,9 @@ struct Video<'a> {
     file: Option<LongMp4>,
     /// Frames that are in the file.
     frames: usize,
+    /// Latents of all clips so far, by clip and their dump names.
+    latents: Named,
+    clips: usize,
     /// Of files beside it; none of the others is kept back by one.
     failures: Failures,
     /// Whether frames are written one by one.
@@ -69,6 +73,8 @@ impl<'a> ChainWriter<'a> {
             join: Join::new(chain, model, first.frame_rate),
             file: None,
             frames: 0,
+            latents: Vec::new(),
+            clips: 0,
             failures: Failures::default(),
             saves_frames: config.output.save_frames.is_some(),
         });
@@ -78,9 +84,13 @@ impl<'a> ChainWriter<'a> {
     /// Adds a clip of each video.
     ///
     /// # Errors
-    /// A file that cannot be written.
+    /// A file that cannot be written; [`ChainWriter::keep`] keeps what is there.
     pub(super) fn add(&mut self, clips: Vec<Generated>) -> Result<()> {
         for (video, mut clip) in self.videos.iter_mut().zip(clips) {
+            let at = video.clips;
+            let latents = std::mem::take(&mut clip.latents).into_iter();
+            video.latents.extend(latents.map(|(name, latents)| (format!("clip_{at:04}.{name}"), latents)));
+            video.clips += 1;
             let (frames, sound) =
                 (std::mem::replace(&mut clip.frames, Frames::none()), std::mem::take(&mut clip.audio));
             let piece = video.join.add(frames, sound);
@@ -108,9 +118,11 @@ impl<'a> ChainWriter<'a> {
         let Some(last) = self.last else { return Vec::new() };
         let summary = Generated { timings: self.timings, steps: self.steps, ..last };
         let (config, several) = (self.config, self.options.has_several());
-        let each = self.videos.into_iter().map(|Video { job, path, file, mut failures, .. }| {
+        let each = self.videos.into_iter().map(|mut video| {
             let since = Instant::now();
-            let file = file.expect("a chain has clips");
+            let mut failures = std::mem::take(&mut video.failures);
+            let (job, path) = (video.job, video.path);
+            let file = video.file.as_mut().expect("a chain has clips");
             if let Some(asked) = &config.output.save_audio {
                 let written = file.write_wav(&place_of(asked, path, "wav", several), WavFormat::Pcm16);
                 failures.add(written.map_err(PipelineError::from));
@@ -118,7 +130,7 @@ impl<'a> ChainWriter<'a> {
             let hashes = match file.finish() {
                 Ok(hashes) => hashes,
                 Err(error) => {
-                    failures.add(Err(error.into()));
+                    failures.add(Err(video.keep(error.into())));
                     return Outcome { written: None, failed: failures.first().err() };
                 }
             };
@@ -138,6 +150,11 @@ impl<'a> ChainWriter<'a> {
         });
         each.collect()
     }
+
+    /// Keeps the clips so far of every video, after an error that ends them; the error then says where.
+    pub(super) fn keep(self, error: PipelineError) -> PipelineError {
+        self.videos.into_iter().fold(error, |error, mut video| video.keep(error))
+    }
 }
 
 impl Video<'_> {
@@ -146,7 +163,10 @@ impl Video<'_> {
         let Piece { frames, sound } = piece;
         if let Some(asked) = config.output.save_frames.as_ref().filter(|_| self.saves_frames) {
             let folder = place_of(asked, self.path, "", options.has_several());
-            let written = write_png_frames_from(&folder, &frames, self.frames);
+            // Frames of an earlier video go first where the run may replace them.
+            let removes = self.frames == 0 && options.replaces();
+            let emptied = if removes { remove_png_frames(&folder) } else { Ok(()) };
+            let written = emptied.and_then(|()| write_png_frames_from(&folder, &frames, self.frames));
             self.saves_frames = !self.failures.add(written.map(drop).map_err(PipelineError::from));
         }
         self.frames += frames.count();
@@ -155,11 +175,40 @@ impl Video<'_> {
             None => {
                 let encoder = Mp4Options { replace: self.replace, ..Mp4Options::default() };
                 let rate = u32::try_from(clip.sample_rate).unwrap_or(u32::MAX);
-                let file = LongMp4::start(self.path, &frames, clip.frame_rate, sound.nrows(), rate, &encoder)?;
-                self.file.insert(file)
+                let started = LongMp4::start(self.path, &frames, clip.frame_rate, sound.nrows(), rate, &encoder);
+                match started {
+                    Ok(file) => self.file.insert(file),
+                    Err(error) => {
+                        let audio = Audio::new(sound, rate).ok();
+                        self.latents = kept::named(&frames, audio.as_ref(), &std::mem::take(&mut self.latents));
+                        return Err(error.into());
+                    }
+                }
             }
         };
-        file.push(frames);
-        Ok(file.push_sound(&sound)?)
+        // The sound first: a failure of the encoder leaves it whole.
+        file.push_sound(&sound)?;
+        Ok(file.push(frames)?)
+    }
+
+    /// Keeps the frames so far as an MP4, or their sound where they cannot be encoded, and the latents of all clips.
+    fn keep(&mut self, error: PipelineError) -> PipelineError {
+        let mut error = error;
+        if let Some(file) = self.file.as_mut().filter(|file| file.frames() > 0) {
+            let what = format!("its first {} frames with their sound are", file.frames());
+            error = match file.close() {
+                Ok(()) => kept::keep(error, &what, self.path, ".mp4", |kept| Ok(file.write_to(kept, true)?)),
+                Err(_) => kept::keep(error, "its sound is", self.path, ".wav", |kept| {
+                    Ok(file.write_wav(kept, WavFormat::Float32)?)
+                }),
+            };
+        }
+        match self.latents.is_empty() {
+            true => error,
+            false => {
+                let what = format!("the latents of {} clips are", self.clips);
+                kept::keep_tensors(error, &what, self.path, ".clips.safetensors", &self.latents)
+            }
+        }
     }
 }

@@ -86,16 +86,27 @@ pub enum PipelineError {
     /// A disk without the room for what a run writes.
     #[error("{0}")]
     NoRoom(String),
-    /// A video that is made and cannot be written.
-    #[error("{source}; its frames and samples are kept in {}", kept.display())]
+    /// A failure after denoising; what was computed is kept in a file.
+    #[error("{source}; {what} kept in {}", kept.display())]
     Kept {
         source: Box<PipelineError>,
-        /// Where the tensors are.
+        /// What the file holds, with a verb: "its latents are".
+        what: String,
         kept: PathBuf,
     },
     /// Stopped by the user.
     #[error("interrupted after {0} of {1} steps; no video was written")]
     Interrupted(usize, usize),
+}
+
+impl PipelineError {
+    /// The failure itself, where an error also says what was kept after it.
+    pub(crate) fn cause(&self) -> &PipelineError {
+        match self {
+            PipelineError::Kept { source, .. } => source.cause(),
+            other => other,
+        }
+    }
 }
 
 impl From<crate::request::RequestError> for PipelineError {

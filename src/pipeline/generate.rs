@@ -15,7 +15,7 @@ pub use super::ahead::OnLoad;
 use super::batch::videos_at_once;
 use super::chain_writer::ChainWriter;
 use super::duration;
-use super::error::Result;
+use super::error::{PipelineError, Result, one_line};
 use super::model::Model;
 use super::options::{GenerateOptions, RunOptions};
 use super::preflight::{Preflight, preflight};
@@ -60,7 +60,7 @@ pub fn generate(
     if let Some(group) = group {
         processes::compare(group, config, options)?;
     }
-    // An ended run may have got as far as its video.
+    // An interrupted run may have written its video already.
     let again: Vec<&PathBuf> = options.outputs.iter().filter(|path| options.resume && path.exists()).collect();
     let replaces = |path: &PathBuf| options.force || again.contains(&path);
     let mut verified = preflight(config, options)?;
@@ -81,67 +81,88 @@ pub fn generate(
     let dump = options.dump.is_some();
     let mut run = RunOptions { chunk, dump, dump_steps, encode, ..RunOptions::default() };
 
-    let (mut finished, mut perf) = (Vec::new(), Vec::new());
-    // A file beside a video that cannot be written is an error at the end: the other videos are made.
-    let mut late = Failures::default();
+    let mut results = Results::default();
     let size = videos_at_once(&session.runner.build.layout);
     let batches = options.jobs.chunks(size).zip(requests.chunks(size)).zip(options.outputs.chunks(size));
     let ended = thread::scope(|scope| -> Result<()> {
         let mut writer = Writer::new(scope, config, options);
-        let mut tell = |outcomes: Vec<Outcome>, observer: &mut dyn Observer| {
-            let (written, failed) = writer::sorted(outcomes, &mut late);
-            for Written { video, table, figures } in written {
-                observer.finished(&video, &table);
-                finished.push(video);
-                perf.push(figures);
-            }
-            failed
-        };
         for ((jobs, requests), paths) in batches {
             let together = Together { jobs, requests, paths, inputs: &inputs };
             run.saving = match saving(config, options, &session.runner.model, jobs, &paths[0]) {
                 Ok(saving) => saving,
                 // Those before are written, whatever is wrong with the steps of these.
-                Err(error) => return tell(writer.wait(), observer).and(Err(error)),
+                Err(error) => return results.add(writer.wait(), observer).and(Err(error)),
             };
+            run.outputs = paths.to_vec();
             let kept = run.saving.clone();
             session.runner.executor.engine().watchdog().continues(move || kept.as_ref().and_then(Saving::continuation));
             if requests[0].chain.is_some() {
-                tell(chained(&mut session, options, &run, &together, started, &replaces, observer)?, observer)?;
+                results
+                    .add(chained(&mut session, options, &run, &together, started, &replaces, observer)?, observer)?;
                 session.runner.executor.reset_set_up_time();
                 started = Instant::now();
                 continue;
             }
             let mut failed = None;
             let mut watch = |phase: Phase, done: usize, total: usize| {
-                if let Err(error) = tell(writer.ended(), observer) {
+                if let Err(error) = results.add(writer.ended(), observer) {
                     // What was made before cannot be written: nor can this.
                     failed = Some(error);
                     return ControlFlow::Break(());
                 }
                 observer.progress(jobs, phase, done, total)
             };
-            let videos = session.runner.generate_batch(requests, &run, &mut watch);
+            let mut videos = session.runner.generate_batch(requests, &run, &mut watch);
             let made = started.elapsed();
-            if let Some(error) = failed {
-                return Err(error);
+            let before = failed.map_or(Ok(()), Err).and(results.add(writer.wait(), observer));
+            if let (Ok(videos), true) = (&mut videos, first) {
+                let made = to_be_written(&session, &together, std::mem::take(videos), made, &replaces);
+                writer.start(made, run.saving.take());
             }
-            tell(writer.wait(), observer)?;
-            let videos = videos?;
-            if first {
-                writer.start(to_be_written(&session, &together, videos, made, &replaces)?, run.saving.take());
+            if before.is_err() {
+                // What was made meanwhile is written or kept all the same; the error of those before ends the run.
+                let own = videos.map(drop).and(results.add(writer.wait(), observer));
+                own.unwrap_or_else(|error| tracing::error!("{}", one_line(&error)));
+                return before;
             }
+            videos?;
             session.runner.executor.reset_set_up_time();
             started = Instant::now();
         }
-        tell(writer.wait(), observer)
+        results.add(writer.wait(), observer)
     });
+    let Results { finished, perf, mut late } = results;
     late.add(write_times(options.perf_json.as_ref().filter(|_| first), perf));
     ended.and(late.first())?;
     if let Some(group) = group {
         processes::wait_for_all(group)?;
     }
     Ok(finished)
+}
+
+/// Videos that are written, so far.
+#[derive(Default)]
+struct Results {
+    finished: Vec<Finished>,
+    perf: Vec<Value>,
+    /// Failures of other files than the videos: an error at the end, after the other videos.
+    late: Failures,
+}
+
+impl Results {
+    /// Adds videos and reports them.
+    ///
+    /// # Errors
+    /// The first video that could not be written.
+    fn add(&mut self, outcomes: Vec<Outcome>, observer: &mut dyn Observer) -> Result<()> {
+        let (written, failed) = writer::sorted(outcomes, &mut self.late);
+        for Written { video, table, figures } in written {
+            observer.finished(&video, &table);
+            self.finished.push(video);
+            self.perf.push(figures);
+        }
+        failed
+    }
 }
 
 /// Writes the figures of videos, if there are any: those of one by themselves.
@@ -163,7 +184,7 @@ fn saving(
         return Ok(None);
     }
     let every = options.checkpoint_every.map(Every::Steps);
-    let saving = Saving::new(config, model, jobs, output, every)?;
+    let saving = Saving::new(config, model, jobs, output, every)?.writing(outputs::files(config, options));
     Ok(Some(if options.resume { saving.resumed()? } else { saving }))
 }
 
@@ -183,9 +204,9 @@ fn to_be_written(
     videos: Vec<Generated>,
     made: Duration,
     replaces: &dyn Fn(&PathBuf) -> bool,
-) -> Result<Vec<Made>> {
+) -> Vec<Made> {
     let Session { config, runner, versions, .. } = session;
-    let model = runner.model.identity(config)?;
+    let model = model_of_sidecar(config, runner);
     let of = |((job, path), generated): ((&Job, &PathBuf), Generated)| Made {
         job: job.clone(),
         path: path.clone(),
@@ -195,7 +216,15 @@ fn to_be_written(
         sidecar: config.output.sidecar.then(|| sidecar(config, job, &model, together.inputs, runner, versions)),
         generated,
     };
-    Ok(together.jobs.iter().zip(together.paths).zip(videos).map(of).collect())
+    together.jobs.iter().zip(together.paths).zip(videos).map(of).collect()
+}
+
+/// The model as a sidecar records it. A model that can no longer be read costs the record, not the video.
+fn model_of_sidecar(config: &Config, runner: &Runner) -> Value {
+    runner.model.identity(config).unwrap_or_else(|error| {
+        tracing::warn!("the sidecar has no fingerprint of the model: {}", one_line(&error));
+        Value::Null
+    })
 }
 
 /// Makes videos of several clips, which are written while they are made, and were `started` then.
@@ -214,9 +243,21 @@ fn chained(
     let mut files = files.transpose()?;
     let mut watch = |phase: Phase, done: usize, total: usize| observer.progress(jobs, phase, done, total);
     let mut each = |clips| files.as_mut().map_or(Ok(()), |files| files.add(clips));
-    runner.generate_chain(requests, run, &mut watch, &mut each)?;
+    let made = runner.generate_chain(requests, run, &mut watch, &mut each);
+    if let Err(error) = made {
+        return Err(match (files, run.saving.as_ref().and_then(Saving::continuation)) {
+            // Its clips are kept already; whoever interrupts it was told.
+            (_, Some(_)) if matches!(error, PipelineError::Interrupted(..)) => error,
+            (_, Some(continuation)) => {
+                tracing::info!("{continuation}");
+                error
+            }
+            (Some(files), None) => files.keep(error),
+            (None, None) => error,
+        });
+    }
     let Some(files) = files else { return Ok(Vec::new()) };
-    let model = runner.model.identity(config)?;
+    let model = model_of_sidecar(config, runner);
     let sidecar = |job: &Job| sidecar(config, job, &model, inputs, runner, versions);
     let outcomes = files.finish(&runner.executor, started.elapsed(), sidecar);
     if outcomes.iter().all(|outcome| outcome.written.is_some()) {

@@ -1,4 +1,4 @@
-//! Hashes of the files that requests are made from.
+//! Hashes of a run's input files.
 
 use std::path::Path;
 
@@ -7,14 +7,18 @@ use serde_json::{Map, Value, json};
 use super::error::Result;
 use crate::config::Config;
 use crate::media;
+use crate::weights::fingerprint;
 
-/// SHA-256 of every file that a configuration's requests are made from, by its path; that of a folder is of its files in turn.
+/// Hashes of every input file of a configuration, by path: SHA-256 of images, sounds and videos (of a folder, of its files
+/// in turn), and the fingerprint of each LoRA, which covers blocks of its tensors.
 ///
 /// # Errors
 /// A file that cannot be read.
 pub(super) fn of_given(config: &Config) -> Result<Map<String, Value>> {
     let hash = |path: &str| Ok((path.to_string(), json!(media::sha256_of(Path::new(path))?)));
-    config.request.files().map(hash).collect()
+    let loras = config.model.loras.iter().map(|lora| &lora.path);
+    let fingerprint = |path: &String| Ok((path.clone(), json!(fingerprint::of_lora(path)?)));
+    config.request.files().map(hash).chain(loras.map(fingerprint)).collect()
 }
 
 #[cfg(test)]

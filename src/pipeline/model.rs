@@ -19,6 +19,7 @@ use crate::sampling::latents::Statistics;
 use crate::sampling::sigmas::FlowMatch;
 pub use crate::weights::Component;
 use crate::weights::ModelSource;
+use crate::weights::fingerprint::SAMPLED;
 
 /// Mean 0, deviation 1.
 fn plain_statistics(length: usize, scaling_factor: f32) -> Statistics {
@@ -225,9 +226,9 @@ impl Model {
                 return Ok(random);
             }
         };
-        let each = components.into_iter().map(|part| Ok((part.folder(), source.fingerprint(part)?)));
-        let each = each.collect::<Result<BTreeMap<_, _>>>()?;
-        let all = json!(each).to_string();
-        Ok(json!({"path": path, "fingerprint": hex::encode(Sha256::digest(all)), "components": each}))
+        let parts = components.into_iter().map(|part| Ok((part.folder(), source.fingerprint(part)?)));
+        let parts = parts.collect::<Result<BTreeMap<_, _>>>()?;
+        let all = hex::encode(Sha256::digest(json!(parts).to_string()));
+        Ok(json!({"path": path, "fingerprint": format!("{SAMPLED}{all}"), "parts": parts}))
     }
 }

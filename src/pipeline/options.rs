@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::saved::Saving;
-use crate::config::Job;
+use crate::config::{Job, Sidecar};
 use crate::media::Mp4Options;
 
 /// The parts of `ltx2 generate`'s command line that do not change what is generated.
@@ -11,12 +11,16 @@ use crate::media::Mp4Options;
 pub struct GenerateOptions {
     /// The videos to make, in order.
     pub jobs: Vec<Job>,
-    /// The MP4 of each video; checked not to exist unless `force`. Of several processes only the first's count.
+    /// The MP4 of each video. Of several processes only the first's count.
     pub outputs: Vec<PathBuf>,
     /// The videos are those that are left of a run of several: what is beside each has the same name as there.
     pub several: bool,
-    /// Existing files are overwritten.
+    /// Existing files are overwritten; without it they are an error before the run.
     pub force: bool,
+    /// The sidecar that the run repeats: its inputs and model are compared with those of the run.
+    pub sidecar: Option<Sidecar>,
+    /// Inputs or a model that differ from the sidecar's are a warning instead of an error.
+    pub allow_changed_inputs: bool,
     /// Where embeddings, noise, latents, frames and samples go, as safetensors.
     pub dump: Option<PathBuf>,
     /// Latents after every step go there too: one call of the device a step.
@@ -38,6 +42,11 @@ impl GenerateOptions {
     pub(super) fn has_several(&self) -> bool {
         self.several || self.jobs.len() > 1
     }
+
+    /// Whether files may be there that the run replaces.
+    pub(super) fn replaces(&self) -> bool {
+        self.force || self.resume
+    }
 }
 
 /// How a batch of requests is run.
@@ -51,6 +60,9 @@ pub struct RunOptions {
     pub dump_steps: bool,
     /// Keeps the steps behind it in a file, or goes on from such.
     pub saving: Option<Saving>,
+    /// The file of each video: where a step after denoising fails, its latents are kept under that name in the folder of
+    /// temporary files. Empty: they are not kept.
+    pub outputs: Vec<PathBuf>,
     /// Frames are encoded while later ones are decoded, where they are decoded in pieces: `runtime.tiling`.
     pub encode: Option<Mp4Options>,
     /// Runs one call of each pass' steps: all that is compiled and loaded is then there, and what is made is nothing.

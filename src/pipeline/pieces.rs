@@ -35,17 +35,15 @@ impl<'a> Pieces<'a> {
         Pieces { frame_rate, encode, videos: Vec::new() }
     }
 
-    /// Adds the next frames of each video.
-    ///
-    /// # Errors
-    /// An encoder that cannot begin.
-    pub(super) fn add(&mut self, next: Vec<Frames>) -> Result<()> {
+    /// Adds the next frames of each video. An encoder that cannot start costs no frames: it fails again where the file is
+    /// written.
+    pub(super) fn add(&mut self, next: Vec<Frames>) {
         if self.videos.is_empty() {
-            let begin = |first: &Frames| -> Result<Video> {
-                let stream = self.encode.map(|options| VideoStream::start(first, self.frame_rate, options));
-                Ok(Video { pieces: Vec::new(), stream: stream.transpose()?.flatten() })
+            let begin = |first: &Frames| {
+                let start = |options| VideoStream::start(first, self.frame_rate, options).ok().flatten();
+                Video { pieces: Vec::new(), stream: self.encode.and_then(start) }
             };
-            self.videos = next.iter().map(begin).collect::<Result<_>>()?;
+            self.videos = next.iter().map(begin).collect();
         }
         for (video, frames) in self.videos.iter_mut().zip(next) {
             if let Some(stream) = &video.stream {
@@ -53,7 +51,6 @@ impl<'a> Pieces<'a> {
             }
             video.pieces.push(frames);
         }
-        Ok(())
     }
 
     /// The whole videos; encoders may still be at their last frames.

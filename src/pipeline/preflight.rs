@@ -15,6 +15,7 @@ use super::model::Model;
 use super::options::GenerateOptions;
 use super::outputs;
 use super::programs::Programs;
+use super::recorded;
 use super::setup;
 use super::sound_encoder::{given_sound, sound_of};
 use crate::config::{AUTO, Config, FRAME_STEP, GivenAudio, Job, Pipeline, beyond_training};
@@ -65,6 +66,7 @@ pub fn preflight(config: &Config, options: &GenerateOptions) -> Result<Preflight
     outputs::check_places(config, options)?;
     let run = Preflight::of(config, &options.jobs)?;
     check_chain(&run.requests, options, config.output.audio)?;
+    recorded::check_rerun(config, options.sidecar.as_ref(), &run.model, options.allow_changed_inputs)?;
     if config.request.num_frames.count().is_some() {
         outputs::check_room(config, options, &run.requests, run.model.sample_rate)?;
     }

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use super::differences::difference;
 use super::error::PipelineError;
 use super::options::GenerateOptions;
 use crate::config::{Config, Job};
@@ -93,7 +94,10 @@ pub(crate) fn compare(group: &Group, config: &Config, options: &GenerateOptions)
     let differ = |name: &str, its: &str, first: &str| {
         let read = |text: &str| serde_json::from_str(text).unwrap_or(Value::Null);
         match difference(&read(its), &read(first), "") {
-            Some((key, its, first)) => format!("{name} has {key} = {its}, process 0 has {first}"),
+            Some((key, its, first)) => {
+                let key = key.strip_prefix("config.").unwrap_or(&key);
+                format!("{name} has {key} = {its}, process 0 has {first}")
+            }
             None => format!("{name} is asked for something else than process 0"),
         }
     };
@@ -106,22 +110,6 @@ pub(crate) fn wait_for_all(group: &Group) -> Result<(), PipelineError> {
     Ok(group.all_gather("done").map(drop)?)
 }
 
-/// The first key in which two trees differ, with both values.
-fn difference(a: &Value, b: &Value, path: &str) -> Option<(String, String, String)> {
-    let below = |key: &str| if path.is_empty() { key.to_string() } else { format!("{path}.{key}") };
-    match (a, b) {
-        _ if a == b => None,
-        (Value::Object(a), Value::Object(b)) => {
-            let keys = a.keys().chain(b.keys().filter(|key| !a.contains_key(*key)));
-            keys.into_iter().find_map(|key| {
-                let of = |tree: &serde_json::Map<String, Value>| tree.get(key).cloned().unwrap_or(Value::Null);
-                difference(&of(a), &of(b), &below(key))
-            })
-        }
-        _ => Some((path.strip_prefix("config.").unwrap_or(path).into(), a.to_string(), b.to_string())),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -131,7 +119,7 @@ mod tests {
         let tree = |seed: u64| json!({"config": {"request": {"width": 64, "seed": seed}}, "dump": false});
         assert_eq!(difference(&tree(1), &tree(1), ""), None);
         let (key, its, first) = difference(&tree(2), &tree(1), "").unwrap();
-        assert_eq!((key.as_str(), its.as_str(), first.as_str()), ("request.seed", "2", "1"));
+        assert_eq!((key.as_str(), its.as_str(), first.as_str()), ("config.request.seed", "2", "1"));
         let more = json!({"config": {"request": {"width": 64, "seed": 1}}, "dump": false, "jobs": []});
         assert_eq!(difference(&tree(1), &more, "").unwrap().0, "jobs");
     }

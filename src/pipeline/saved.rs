@@ -5,35 +5,24 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::Duration;
 
 use ndarray::{Array2, Array3};
-use serde_json::{Value, json};
+use serde_json::json;
 use sha2::{Digest, Sha256};
 
 use super::clip_ends::ClipEnds;
+use super::differences::{difference, short};
 use super::error::{PipelineError, Result};
 use super::hashes;
 use super::model::Model;
+use super::recorded::numbers;
 use super::tensors;
 use super::tensors::fixed;
-use crate::config::{Config, Job, Lora};
+use crate::config::{Config, Job};
 use crate::media::Frames;
 use crate::tensor::Tensor;
 use crate::weights::Checkpoint;
-
-/// Settings that change no number of a result.
-const INDIFFERENT: [&str; 9] = [
-    "/output",
-    "/sampler/progress_every",
-    "/runtime/distributed",
-    "/runtime/compile_cache",
-    "/runtime/residency",
-    "/runtime/memory_limit",
-    "/runtime/visible_devices",
-    "/runtime/libtpu_init_args",
-    "/runtime/watchdog",
-];
 
 /// Where and how often the steps of a batch of videos are kept.
 #[derive(Clone, Debug)]
@@ -42,7 +31,9 @@ pub struct Saving {
     /// The file of the steps.
     steps: PathBuf,
     every: Option<Every>,
-    identity: String,
+    identity: Identity,
+    /// Files that the run writes, kept with the steps: whoever continues it replaces them.
+    outputs: Vec<PathBuf>,
     found: Option<Saved>,
     /// Clips that an ended run has kept, of a video of several.
     clips: usize,
@@ -50,6 +41,14 @@ pub struct Saving {
     clip: usize,
     /// Whose steps they are: how often they were kept. None of a command, whose user is told how to go on.
     server: Option<Arc<AtomicU64>>,
+}
+
+/// What a result depends on, and its hash.
+#[derive(Clone, Debug)]
+struct Identity {
+    hash: String,
+    /// The same as JSON, to say what differs.
+    text: String,
 }
 
 /// Between two savings.
@@ -100,7 +99,7 @@ fn beside(output: &Path, what: &str) -> PathBuf {
 
 /// Whether anything of the video `output` is kept.
 pub(crate) fn is_kept(output: &Path) -> bool {
-    path_of(output).exists() || path_of_clip(output, 0).exists()
+    path_of(output).is_file() || path_of_clip(output, 0).is_file()
 }
 
 fn clips_of(output: &Path) -> usize {
@@ -125,6 +124,7 @@ impl Saving {
             steps: path_of(output),
             every,
             identity,
+            outputs: Vec::new(),
             found: None,
             clips: 0,
             clip: 0,
@@ -135,6 +135,11 @@ impl Saving {
     /// The same of a server, with steps in this file; how often they are kept is counted.
     pub(crate) fn kept_in(self, steps: &Path, count: &Arc<AtomicU64>) -> Self {
         Saving { steps: steps.into(), server: Some(Arc::clone(count)), ..self }
+    }
+
+    /// The same of a run that writes these files.
+    pub(crate) fn writing(self, outputs: Vec<PathBuf>) -> Self {
+        Saving { outputs, ..self }
     }
 
     /// The same, going on from the files, if there are any.
@@ -205,9 +210,11 @@ impl Saving {
         tensors::write_with(&path_of_clip(&self.output, self.clip), &tensors, Some(about))
     }
 
-    /// Words about a file's tensors, for its header.
+    /// Metadata of a file's header.
     fn about<const N: usize>(&self, more: [(&str, String); N]) -> HashMap<String, String> {
-        let all = [("identity", self.identity.clone())].into_iter().chain(more);
+        let Identity { hash, text } = self.identity.clone();
+        let all = [("identity", hash), ("request", text), ("outputs", json!(self.outputs).to_string())];
+        let all = all.into_iter().chain(more);
         all.map(|(key, value)| (key.to_string(), value)).collect()
     }
 
@@ -296,19 +303,45 @@ fn wrong(path: &Path, reason: &str) -> PipelineError {
 }
 
 /// A file of a run, if it is of this one.
-fn open(path: &Path, identity: &str) -> Result<Checkpoint> {
+fn open(path: &Path, identity: &Identity) -> Result<Checkpoint> {
     let file = Checkpoint::open(path)?;
     match file.metadata("identity") {
         None => Err(wrong(path, "holds no steps of a run")),
-        Some(own) if own != identity => Err(wrong(
-            path,
-            "holds the steps of another request, model or release; give what that run was given, or remove the file",
-        )),
+        Some(own) if own != identity.hash => {
+            let known = file.metadata("request").and_then(|text| what_differs(text, &identity.text));
+            let known = known.map_or(String::new(), |what| format!(": {what}"));
+            Err(wrong(
+                path,
+                &format!(
+                    "holds the steps of another request, model or release{known}; give what that run was given, or remove \
+                     the file"
+                ),
+            ))
+        }
         Some(_) => Ok(file),
     }
 }
 
-fn read_clip(path: &Path, identity: &str) -> Result<SavedClip> {
+/// The first key in which kept steps differ from this run, with both values.
+fn what_differs(kept: &str, own: &str) -> Option<String> {
+    let read = |text: &str| serde_json::from_str(text).ok();
+    let (key, kept, own) = difference(&read(kept)?, &read(own)?, "")?;
+    // Of a single video its keys are those of the configuration.
+    let key = key.strip_prefix("requests[0].").unwrap_or(&key);
+    Some(format!("{key} is {} there, {} here", short(&kept), short(&own)))
+}
+
+/// Files that the run of a video's kept steps or clips writes; none where nothing is kept.
+pub(super) fn recorded_outputs(output: &Path) -> Vec<PathBuf> {
+    let files = [path_of(output), path_of_clip(output, 0)].into_iter().filter(|path| path.is_file());
+    let recorded = files.filter_map(|path| {
+        let file = Checkpoint::open(&path).ok()?;
+        serde_json::from_str::<Vec<PathBuf>>(file.metadata("outputs")?).ok()
+    });
+    recorded.flatten().collect()
+}
+
+fn read_clip(path: &Path, identity: &Identity) -> Result<SavedClip> {
     let file = open(path, identity)?;
     let cut_tokens = file.metadata("cut_tokens").and_then(|text| serde_json::from_str::<Vec<usize>>(text).ok());
     let cut_tokens = cut_tokens.ok_or_else(|| wrong(path, "holds no clip of a run"))?;
@@ -324,7 +357,7 @@ fn read_clip(path: &Path, identity: &str) -> Result<SavedClip> {
 }
 
 /// The clip that the steps of a file are of, and they.
-fn read(path: &Path, identity: &str) -> Result<(usize, Saved)> {
+fn read(path: &Path, identity: &Identity) -> Result<(usize, Saved)> {
     let wrong = |reason: &str| wrong(path, reason);
     let file = open(path, identity)?;
     let about = |key: &str| file.metadata(key).ok_or_else(|| wrong("holds no steps of a run"));
@@ -343,28 +376,14 @@ fn read(path: &Path, identity: &str) -> Result<(usize, Saved)> {
     Ok((number("clip")?, saved))
 }
 
-/// Of everything that a result depends on: given files by what they hold; of LoRAs, size and time have to do.
-fn identity(config: &Config, model: &Model, jobs: &[Job]) -> Result<String> {
-    let each = jobs.iter().map(|job| {
-        let mut own = config.effective(&job.prompt, job.seed);
-        for key in INDIFFERENT {
-            if let Some(value) = own.pointer_mut(key) {
-                *value = Value::Null;
-            }
-        }
-        own
-    });
-    let about = |lora: &Lora| {
-        let about = std::fs::metadata(&lora.path).ok()?;
-        let time = about.modified().ok()?.duration_since(UNIX_EPOCH).ok()?;
-        Some((about.len(), time.as_nanos().to_string()))
-    };
+/// Identity of everything that a result depends on, input files and LoRAs by their content.
+fn identity(config: &Config, model: &Model, jobs: &[Job]) -> Result<Identity> {
     let all = json!({
         "release": env!("CARGO_PKG_VERSION"),
-        "requests": each.collect::<Vec<_>>(),
+        "requests": jobs.iter().map(|job| numbers(config, job)).collect::<Vec<_>>(),
         "model": model.identity(config)?,
         "inputs": hashes::of_given(config)?,
-        "loras": config.model.loras.iter().map(about).collect::<Vec<_>>(),
     });
-    Ok(hex::encode(Sha256::digest(all.to_string())))
+    let text = all.to_string();
+    Ok(Identity { hash: hex::encode(Sha256::digest(&text)), text })
 }

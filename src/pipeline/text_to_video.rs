@@ -13,6 +13,7 @@ use super::clip_ends::ClipEnds;
 use super::clock::{Clock, PhaseTime};
 use super::denoising::{Before, Denoised, FIRST, SECOND};
 use super::error::{PipelineError, Result};
+use super::kept::{self, Named};
 use super::options::RunOptions;
 use super::packing::unpack;
 use super::phase::{Phase, Watch};
@@ -24,6 +25,7 @@ use super::runner::Runner;
 use super::tensors::fixed;
 use super::tiles;
 use crate::av::Av;
+use crate::failpoint;
 use crate::media::{self, Audio, Frames, Mp4Options, VideoStream};
 use crate::models::pixels::Pixels;
 use crate::models::upsampler::{self, Upsampling};
@@ -58,6 +60,8 @@ pub struct Generated {
     pub cut_tokens: usize,
     /// Intermediate tensors by their dump names, where asked for.
     pub dump: Vec<(String, Tensor)>,
+    /// Un-normalised latents by their dump names, for when its files cannot be written.
+    pub(crate) latents: Named,
 }
 
 impl Generated {
@@ -221,23 +225,17 @@ impl Run<'_> {
         self.dump.keep_row("latents.video", &video, 1, 0);
         self.dump.keep_row("latents.audio", &audio, 1, 0);
 
-        let videos = match request.decodes_video() {
-            false => (0..self.batch.asked()).map(|_| Decoded::from(Frames::none())).collect(),
-            true => {
-                self.begins(Phase::VideoDecoder)?;
-                let video = self.runner.model.decoded_latents(video)?;
-                self.decode_video(video, shapes, request, decoder_noise)?
-            }
-        };
-        self.ends(Phase::VideoDecoder);
-        self.begins(Phase::AudioDecoder)?;
-        let (audios, sample_rate) = self.sounds(audio, request)?;
-        self.dump.keep_each("audio", &audios);
-        self.ends(Phase::AudioDecoder);
+        let latents = kept::latents(&video, &audio, self.batch.asked());
+        let mut videos = Vec::new();
+        let decoded = self.decode_streams((video, audio), shapes, decoder_noise, &mut videos);
+        let (audios, sample_rate) = decoded.map_err(|error| {
+            let frames: Vec<Frames> = videos.drain(..).map(|video| video.frames).collect();
+            kept::keep_latents(self.runner.explain(error), &self.options.outputs, &latents, &frames)
+        })?;
 
         let timings = self.clock.took();
-        let each = videos.into_iter().zip(audios).zip(cut_tokens).zip(self.dump.finish());
-        let made = each.map(|(((video, audio), cut_tokens), dump)| Generated {
+        let each = videos.into_iter().zip(audios).zip(cut_tokens).zip(self.dump.finish()).zip(latents);
+        let made = each.map(|((((video, audio), cut_tokens), dump), latents)| Generated {
             frames: video.frames,
             are_given: false,
             stream: video.stream,
@@ -249,6 +247,7 @@ impl Run<'_> {
             batch: self.batch.asked(),
             cut_tokens,
             dump,
+            latents,
         });
         let whole = made.map(|mut made| {
             if let Some(clip) = request.clip.as_ref().filter(|_| request.assembly != Assembly::None) {
@@ -260,6 +259,34 @@ impl Run<'_> {
             made
         });
         Ok(whole.collect())
+    }
+
+    /// Decodes latents: frames into `videos`, which has them even if the sound fails. Returns the sounds and their rate.
+    fn decode_streams(
+        &mut self,
+        (video, audio): (Array5<f32>, Array4<f32>),
+        shapes: &Shapes,
+        decoder_noise: Option<DecoderNoise>,
+        videos: &mut Vec<Decoded>,
+    ) -> Result<(Vec<Array3<f32>>, usize)> {
+        let request = self.batch.shared();
+        let fail = |stream| failpoint::fail("decode", stream).map_err(|e| PipelineError::Input(e.to_string()));
+        *videos = match request.decodes_video() {
+            false => (0..self.batch.asked()).map(|_| Decoded::from(Frames::none())).collect(),
+            true => {
+                self.begins(Phase::VideoDecoder)?;
+                fail("video")?;
+                let video = self.runner.model.decoded_latents(video)?;
+                self.decode_video(video, shapes, request, decoder_noise)?
+            }
+        };
+        self.ends(Phase::VideoDecoder);
+        self.begins(Phase::AudioDecoder)?;
+        fail("audio")?;
+        let (audios, sample_rate) = self.sounds(audio, request)?;
+        self.dump.keep_each("audio", &audios);
+        self.ends(Phase::AudioDecoder);
+        Ok((audios, sample_rate))
     }
 
     /// Noise goes on where the first pass left it.
@@ -369,7 +396,10 @@ impl Run<'_> {
             // What is joined to other frames is encoded with them.
             let encode = self.options.encode.as_ref().filter(|_| request.assembly == Assembly::None);
             let mut pieces = Pieces::new(request.output_rate(), encode);
-            self.decode_tiles(latents, tiling, |piece| pieces.add(frames(&shown(piece, asked)?)?))?;
+            self.decode_tiles(latents, tiling, |piece| {
+                pieces.add(frames(&shown(piece, asked)?)?);
+                Ok(())
+            })?;
             return pieces.finish();
         }
         let pixels = if self.dump.is_wanted() { Pixels::Values } else { Pixels::Bytes };

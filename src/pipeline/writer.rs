@@ -8,14 +8,14 @@ use std::time::Instant;
 use serde_json::{Value, json};
 
 use super::error::{PipelineError, Result, one_line};
+use super::kept;
 use super::options::GenerateOptions;
 use super::report::RunReport;
 use super::saved::Saving;
 use super::text_to_video::Generated;
 use crate::config::{Config, Job, sidecar_path};
-use crate::media::{self, Audio, EncodedVideo, Frames, Mp4Options, WavFormat};
+use crate::media::{self, Audio, EncodedVideo, Mp4Options, WavFormat};
 use crate::runtime::{Span, SpanKind};
-use crate::tensor::Tensor;
 
 /// A finished video.
 #[derive(Clone, Debug, serde::Serialize)]
@@ -37,7 +37,7 @@ pub(crate) struct Made {
     pub(crate) path: PathBuf,
     /// Whether a file of its name is replaced.
     pub(crate) replace: bool,
-    /// Whether the frames of a video that cannot be written are kept elsewhere.
+    /// Whether results that cannot be written are kept in the folder of temporary files.
     pub(crate) keeps: bool,
     pub(crate) report: RunReport,
     /// The sidecar, where there is to be one, without hashes and times.
@@ -53,16 +53,9 @@ pub(crate) struct Outcome {
 }
 
 impl Outcome {
-    /// The video, with everything that was asked for beside it.
-    ///
-    /// # Errors
-    /// The first file that could not be written.
-    pub(crate) fn complete(self) -> Result<Written> {
-        match (self.written, self.failed) {
-            (Some(written), None) => Ok(written),
-            (_, Some(error)) => Err(error),
-            (None, None) => Err(PipelineError::Bug("a video was neither written nor did it fail".into())),
-        }
+    /// The video, where it is written, and the first file that could not be.
+    pub(crate) fn parts(self) -> (Option<Written>, Option<PipelineError>) {
+        (self.written, self.failed)
     }
 }
 
@@ -149,18 +142,18 @@ impl<'scope, 'env> Writer<'scope, 'env> {
 }
 
 impl Made {
-    /// Writes the video and what is asked for beside it. A file that cannot be written keeps none of the others back, and least
-    /// of all the sidecar. It may be called again after a failure.
+    /// Writes the video, its sidecar and the other files that are asked for. A file that cannot be written prevents none of the
+    /// others; then frames, samples and latents are kept too, and the error says where. May be called again after a failure.
     pub(crate) fn write(&mut self, config: &Config, options: &GenerateOptions) -> Outcome {
         let since = Instant::now();
-        // What an encoder fails at, it fails at again where the file is written: frames that cannot be encoded are kept there.
+        // An encoder that fails here fails again where the file is written, which reports it.
         let encoded = self.generated.stream.take().and_then(|stream| stream.finish().ok());
         let audio = match self.generated.sound() {
             Ok(audio) => audio,
-            Err(error) => return Outcome { written: None, failed: Some(error) },
+            Err(error) => return Outcome { written: None, failed: Some(self.keep(error, None)) },
         };
         let (frames, encoder) = (&self.generated.frames, Mp4Options { replace: self.replace, ..Mp4Options::default() });
-        // The hashes are taken beside the encoder.
+        // The hashes are computed while the video is encoded.
         let (written, (frames_sha256, samples_sha256)) = thread::scope(|scope| {
             let hashes = scope.spawn(|| (frames.sha256(), audio.sha256()));
             let written = write_video(config, &self.path, &self.generated, encoded.as_ref(), &audio, &encoder);
@@ -169,34 +162,48 @@ impl Made {
         let (path, prompt) = (self.path.clone(), self.job.prompt.clone());
         let video = Finished { path, seed: self.job.seed, prompt, frames_sha256, samples_sha256 };
         let mut failures = Failures::default();
-        let mut sidecar = sidecar_path(&self.path);
         let is_there = match written {
-            Ok(()) => true,
             Err(error) if !self.keeps => return Outcome { written: None, failed: Some(error) },
-            Err(error) => {
-                let error = keep(error, &self.path, frames, &audio);
-                // Next to it may be the sidecar of another run's video.
-                sidecar = match &error {
-                    PipelineError::Kept { kept, .. } => kept.with_extension("json"),
-                    _ => kept_path(&self.path).with_extension("json"),
-                };
-                failures.add(Err(error));
-                false
-            }
+            written => !failures.add(written),
         };
         self.write_others(config, options, &audio, &mut failures);
         let (table, figures) = self.report.end(Span::until_now(SpanKind::Write, "mp4", since));
-        if let Some(says) = &self.sidecar {
-            failures.add(write_sidecar(says.clone(), &sidecar, &video, &figures));
+        // Beside a video that is not there may be the sidecar of another run's.
+        let mut has_sidecar = false;
+        if let Some(says) = self.sidecar.as_ref().filter(|_| is_there) {
+            has_sidecar = !failures.add(write_sidecar(says.clone(), &sidecar_path(&self.path), &video, &figures));
         }
-        Outcome { written: is_there.then_some(Written { video, table, figures }), failed: failures.first().err() }
+        let failed = failures.first().err().map(|error| match self.keeps {
+            true => self.keep(error, Some(&audio)),
+            false => error,
+        });
+        if let (Some(PipelineError::Kept { kept, .. }), Some(says), false) = (&failed, &self.sidecar, has_sidecar) {
+            let written = write_sidecar(says.clone(), &kept.with_extension("json"), &video, &figures);
+            written.unwrap_or_else(|error| tracing::warn!("{}", one_line(&error)));
+        }
+        Outcome { written: is_there.then_some(Written { video, table, figures }), failed }
     }
 
-    /// Writes what is asked for beside the video.
+    /// Keeps frames, samples and latents of a video of which a file cannot be written. Without `audio`, the samples as they
+    /// were decoded.
+    fn keep(&self, error: PipelineError, audio: Option<&Audio>) -> PipelineError {
+        let Generated { frames, audio: samples, latents, .. } = &self.generated;
+        let mut tensors = kept::named(frames, audio, latents);
+        if audio.is_none() {
+            tensors.push(("audio".into(), samples.clone().into()));
+        }
+        let what =
+            if frames.count() > 0 { "its frames, samples and latents are" } else { "its samples and latents are" };
+        kept::keep_tensors(error, what, &self.path, ".safetensors", &tensors)
+    }
+
+    /// Writes the other files that are asked for. Frames of an earlier video are removed first where the run may replace them.
     fn write_others(&self, config: &Config, options: &GenerateOptions, audio: &Audio, failures: &mut Failures) {
         let (frames, path, several) = (&self.generated.frames, &self.path, options.has_several());
         if let Some(folder) = config.output.save_frames.as_ref().filter(|_| frames.count() > 0) {
-            let written = media::write_png_frames(&place_of(folder, path, "", several), frames);
+            let folder = place_of(folder, path, "", several);
+            let emptied = if options.replaces() { media::remove_png_frames(&folder) } else { Ok(()) };
+            let written = emptied.and_then(|()| media::write_png_frames(&folder, frames));
             failures.add(written.map(drop).map_err(PipelineError::from));
         }
         if let Some(file) = &config.output.save_audio {
@@ -255,25 +262,6 @@ fn write_video(
     let sound = config.output.audio.then_some(audio);
     media::write_encoded_mp4(path, frames, encoded, rate, sound, options)?;
     Ok(())
-}
-
-/// Where frames and samples of a video go that cannot be written.
-fn kept_path(path: &Path) -> PathBuf {
-    let name = path.file_name().expect("a video is written to a named file").to_string_lossy();
-    std::env::temp_dir().join(format!("{name}.{}.safetensors", std::process::id()))
-}
-
-/// Puts what cannot be written as a video where temporary files go; its error then says so.
-fn keep(error: PipelineError, path: &Path, frames: &Frames, audio: &Audio) -> PipelineError {
-    let kept = kept_path(path);
-    let tensors = [
-        ("frames".to_string(), Tensor::U8(frames.data().clone().into_dyn())),
-        ("audio".to_string(), Tensor::from(audio.samples().clone())),
-    ];
-    match super::tensors::write(&kept, &tensors) {
-        Ok(()) => PipelineError::Kept { source: Box::new(error), kept },
-        Err(_) => error,
-    }
 }
 
 /// Writes a JSON file under a temporary name and renames it.

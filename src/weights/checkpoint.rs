@@ -17,6 +17,7 @@ use crate::hlo::DType;
 use crate::tensor::Tensor;
 
 mod rows;
+mod stored;
 
 /// The format's own limit on the header, which keeps a damaged length from asking for the whole memory.
 const MAX_HEADER: u64 = 100_000_000;
@@ -327,6 +328,7 @@ impl Checkpoint {
     }
 
     /// Every file with its size in bytes.
+    #[cfg(test)]
     pub(crate) fn files(&self) -> impl Iterator<Item = (&Path, u64)> {
         self.shards.iter().map(|s| (&*s.path, s.size))
     }

@@ -7,6 +7,7 @@
 mod checkpoint;
 mod component;
 mod error;
+pub(crate) mod fingerprint;
 mod hub;
 pub mod keys;
 pub mod lora;

@@ -15,7 +15,7 @@ use super::packed::TokenizerFiles;
 use super::pairing::{GEMMA_SOURCE, Transformer};
 use super::place::{Place, SingleFile, check_version, place};
 use super::version::Version;
-use super::{Component, keys, newer, official, official_diffusion, split};
+use super::{Component, fingerprint, keys, newer, official, official_diffusion, split};
 
 /// Parts taken from elsewhere than the model: paths or `org/name`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -385,43 +385,34 @@ impl ModelSource {
         })
     }
 
-    /// SHA-256 of a component: its configuration, tensor names, shapes, element types and file sizes; of the tokenizer, the
-    /// size of its file. Computed once.
+    /// SHA-256 of a component, computed once: its configuration, and of every tensor name, element type, shape and sampled
+    /// bytes; of the tokenizer, all of `tokenizer.json`. Components whose weights differ have different fingerprints; a
+    /// damaged byte between the samples is not found.
     ///
     /// # Errors
     /// The component is absent, or one of its files cannot be read.
     pub fn fingerprint(&self, component: Component) -> Result<String, WeightsError> {
         let known = &self.fingerprints[component as usize];
-        match known.get() {
-            Some(hash) => Ok(hash.clone()),
-            None => self.compute_fingerprint(component).map(|hash| known.get_or_init(|| hash).clone()),
+        if let Some(hash) = known.get() {
+            return Ok(hash.clone());
         }
-    }
-
-    fn compute_fingerprint(&self, component: Component) -> Result<String, WeightsError> {
         let mut hash = Sha256::new();
-        let mut add = |text: String| {
-            hash.update((text.len() as u64).to_le_bytes());
-            hash.update(text);
-        };
-        if component == Component::Tokenizer {
-            let size = match self.tokenizer()? {
+        match component {
+            Component::Tokenizer => hash.update(match self.tokenizer()? {
                 TokenizerFiles::Folder(folder) => {
                     let path = folder.join("tokenizer.json");
-                    fs::metadata(&path).map_err(WeightsError::io(&path, "cannot read its size"))?.len()
+                    fs::read(&path).map_err(WeightsError::io(&path, "cannot read"))?
                 }
-                TokenizerFiles::Packed { tokenizer, .. } => tokenizer.size() as u64,
-            };
-            add(format!("tokenizer {size}"));
-            return Ok(hex::encode(hash.finalize()));
+                TokenizerFiles::Packed { tokenizer, .. } => tokenizer.read()?,
+            }),
+            _ => {
+                fingerprint::add_text(&mut hash, &self.config(component)?.to_string());
+                if component.weights_stem().is_some() {
+                    fingerprint::hash_checkpoint(&self.checkpoint(component)?, &mut hash)?;
+                }
+            }
         }
-        add(format!("{} {}", component.folder(), self.config(component)?));
-        if component.weights_stem().is_some() {
-            let checkpoint = self.checkpoint(component)?;
-            checkpoint.headers().for_each(|(name, dtype, shape)| add(format!("{name} {dtype} {shape:?}")));
-            checkpoint.files().for_each(|(_, size)| add(size.to_string()));
-        }
-        Ok(hex::encode(hash.finalize()))
+        Ok(known.get_or_init(|| hex::encode(hash.finalize())).clone())
     }
 }
 

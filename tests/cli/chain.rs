@@ -110,14 +110,20 @@ fn a_killed_chain_goes_on_with_its_clip_to_the_same_bytes() {
         [&out, &out.with_extension("json")].into_iter().for_each(|file| fs::remove_file(file).expect("removed"));
     }
 
-    // Clips of another request are refused; a run that begins anew replaces them.
+    // Clips of another request are refused, and so is a run that begins anew; with --force it replaces them.
     let clip = |at: usize| path(&format!("out.mp4.clip_000{at}.safetensors"));
     kill_at("write out.mp4.clip_0002.safetensors", &mut run(&out, &["--checkpoint-every", "1"]));
     let other = run(&out, &["--resume", "--seed", "77"]).stderr(Stdio::piped()).output().expect("runs");
     let said = String::from_utf8_lossy(&other.stderr);
     assert_eq!(other.status.code(), Some(1), "{said}");
     assert!(said.contains("out.mp4.") && said.contains("holds the steps of another request"), "{said}");
+    assert!(said.contains("request.seed is "), "{said}");
     let other = ["--checkpoint-every", "1", "--seed", "77"];
+    let anew = run(&out, &other).stderr(Stdio::piped()).output().expect("runs");
+    let said = String::from_utf8_lossy(&anew.stderr);
+    assert_eq!(anew.status.code(), Some(2), "{said}");
+    assert!(said.contains("error: --checkpoint-every: ") && said.contains("continue it with --resume"), "{said}");
+    let other = ["--checkpoint-every", "1", "--seed", "77", "--force"];
     kill_at("write out.mp4.clip_0001.safetensors", &mut run(&out, &other));
     assert!(clip(0).exists() && !clip(1).exists(), "a clip of the run before is left");
 }

@@ -169,17 +169,24 @@ fn every_preset_runs_at_small_size() {
 fn a_video_with_sound_and_its_repeat() {
     let dir = tempfile::tempdir().expect("a folder");
     let path = |name: &str| dir.path().join(name);
-    let (dump, perf, wav, png) = (path("d.safetensors"), path("perf.json"), path("a.wav"), path("frames"));
     let mut hashes = Vec::new();
-    for name in ["a.mp4", "b.mp4", "c.mp4"] {
-        let set = [format!("output.save_audio={}", wav.display()), format!("output.save_frames={}", png.display())];
-        let more = ["--set", &set[0], "--set", &set[1], "--dump", dump.to_str().expect("UTF-8")];
-        let more = [&more[..], &["--perf-json", perf.to_str().expect("UTF-8")]].concat();
-        let stdout = succeed(&refs(&short(&path(name), &more)));
-        assert_eq!(stdout.trim(), path(name).to_str().expect("UTF-8"), "stdout carries the path");
-        hashes.push(json(&path(name).with_extension("json"))["sha256"].clone());
+    for name in ["a", "b", "c"] {
+        let places =
+            [["--dump", "safetensors"], ["--perf-json", "times"], ["--save-audio", "wav"], ["--save-frames", "frames"]];
+        let places: Vec<String> = places
+            .into_iter()
+            .flat_map(|[flag, end]| [flag.into(), path(&format!("{name}.{end}")).display().to_string()])
+            .collect();
+        let video = path(&format!("{name}.mp4"));
+        let stdout = succeed(&refs(&short(&video, &refs(&places))));
+        assert_eq!(stdout.trim(), video.to_str().expect("UTF-8"), "stdout carries the path");
+        hashes.push(json(&video.with_extension("json"))["sha256"].clone());
     }
     assert!(hashes.iter().all(|h| h == &hashes[0]), "three runs of one seed: {hashes:?}");
+    let (dump, perf, wav, png) = (path("a.safetensors"), path("a.times"), path("a.wav"), path("a.frames"));
+    let files =
+        || [&path("a.mp4"), &path("a.json"), &dump, &perf, &wav].map(|file| std::fs::read(file).expect("a file"));
+    let (first, frames) = (files(), ltx2::media::read_png_frames(&png).expect("frames"));
     succeed(&[
         "generate",
         "-c",
@@ -188,6 +195,8 @@ fn a_video_with_sound_and_its_repeat() {
         path("again.mp4").to_str().expect("UTF-8"),
     ]);
     assert_eq!(json(&path("again.json"))["sha256"], hashes[0], "a repeat from the sidecar");
+    assert!(files() == first, "the first run's files are as they were");
+    assert!(ltx2::media::read_png_frames(&png).expect("frames") == frames);
 
     let perf = json(&perf);
     assert_eq!(perf["programs"]["text_encoder"]["executions"], 1, "both prompts in one execution");

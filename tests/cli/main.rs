@@ -29,6 +29,7 @@ mod memory;
 mod models;
 mod module_store;
 mod nano_quality;
+mod outputs;
 mod packages;
 mod plugins;
 mod pods;

@@ -170,13 +170,16 @@ fn steps_of_another_request_are_refused() {
         assert!(made.is_err(), "it goes on: {made:?}");
         made.unwrap_err()
     };
-    assert!(message(&other).contains("holds the steps of another request"), "{}", message(&other));
+    let said = message(&other);
+    assert!(said.contains("holds the steps of another request"), "{said}");
+    assert!(said.contains(": request.seed is 10 there, 11 here; give what that run was given"), "{said}");
     // Another file of the same size and time, in its place.
     let file = || std::fs::OpenOptions::new().write(true).open(&image_file).expect("the image");
     let was = file().metadata().and_then(|m| m.modified()).expect("a time");
     std::fs::write(&image_file, [&drawn[..], b"b"].concat()).expect("written");
     file().set_modified(was).expect("the time it had");
-    assert!(message(&set).contains("holds the steps of another request"), "{}", message(&set));
+    let said = message(&set);
+    assert!(said.contains("holds the steps of another request") && said.contains("first.png is "), "{said}");
     std::fs::write(&image_file, [&drawn[..], b"a"].concat()).expect("written");
 
     let path = saved::path_of(&output);
@@ -285,6 +288,13 @@ fn the_rest_of_several_videos_goes_where_it_was_to_go() {
     assert_eq!(whole.each_ref().map(Vec::len), [4, 2, 2], "{whole:?}");
     let (video, sound) = (path("videos").join(&whole[0][3]), path("sounds").join(&whole[1][1]));
     let made = std::fs::read(&sound).expect("the sound");
+    let finished = || {
+        let mut files = vec![path("videos").join(&whole[0][1]), path("videos").join(&whole[0][0])];
+        files.push(path("sounds").join(&whole[1][0]));
+        files.extend((0..9).map(|n| path("frames").join(&whole[2][0]).join(format!("frame_{n:05}.png"))));
+        files.into_iter().map(|file| std::fs::read(file).expect("a file")).collect::<Vec<_>>()
+    };
+    let first = finished();
     std::fs::remove_file(&video).expect("removed");
     std::fs::remove_file(&sound).expect("removed");
     std::fs::remove_dir_all(path("frames").join(&whole[2][1])).expect("removed");
@@ -292,6 +302,7 @@ fn the_rest_of_several_videos_goes_where_it_was_to_go() {
     assert!(said.contains(&format!("{} is finished: nothing to resume", whole[0][1])), "{said}");
     assert_eq!(["videos", "sounds", "frames"].map(names), whole);
     assert_eq!(std::fs::read(&sound).expect("the sound"), made, "the same bytes");
+    assert!(finished() == first, "the finished video's files are as they were");
 }
 
 #[needs(cpu)]
@@ -308,10 +319,11 @@ fn a_video_that_cannot_be_written_is_kept_as_tensors() {
         ..GenerateOptions::default()
     };
     let said = generate(&config, &options, None, &mut Takes(place)).expect_err("not written").to_string();
-    let (error, kept) = said.split_once("; its frames and samples are kept in ").expect("the place");
+    let (error, kept) = said.split_once("; its frames, samples and latents are kept in ").expect("the place");
     assert!(error.contains("videos"), "{error}");
     let tensors = ltx2::pipeline::tensors::read(Path::new(kept)).expect("tensors");
     assert_eq!(tensors["frames"].shape(), [9, 64, 64, 3]);
     assert_eq!(tensors["audio"].shape()[0], 2);
+    assert!(tensors.contains_key("latents.video") && tensors.contains_key("latents.audio"));
     std::fs::remove_file(kept).expect("removed");
 }

@@ -26,7 +26,7 @@ fn folder() -> PathBuf {
 }
 
 fn why(layout: &str, write: &Path) -> Value {
-    asked(layout, &["--target", TARGET, "--write", write.to_str().expect("UTF-8")])
+    asked(layout, &["--target", TARGET, "--write", write.to_str().expect("UTF-8"), "--force"])
 }
 
 fn asked(layout: &str, more: &[&str]) -> Value {

@@ -18,6 +18,8 @@ pub(super) struct ModelMade {
     written: Written,
     config: Config,
     warnings: Vec<String>,
+    /// The MP4 and its figures, once they are written: a later attempt writes the other files only.
+    finished: Option<Finished>,
 }
 
 impl ModelMade {
@@ -29,24 +31,56 @@ impl ModelMade {
         if let Some(Value::Object(sidecar)) = written.sidecar.as_mut().filter(|_| !warnings.is_empty()) {
             sidecar.insert("warnings".into(), warnings.clone().into());
         }
-        ModelMade { written, config, warnings }
+        ModelMade { written, config, warnings, finished: None }
     }
 
-    fn write_all(&mut self, folder: &Path) -> Result<Finished, PipelineError> {
+    /// Writes the MP4 and its sidecar, then the files that only show or repeat what it has. A full disk is an error; whatever else
+    /// fails after the MP4 costs that file alone.
+    fn write_all(&mut self, folder: &Path) -> Result<&Finished, PipelineError> {
         self.written.path = folder.join("video.mp4");
-        let generated = &self.written.generated;
-        write_atomically(&folder.join("thumb.jpg"), &thumbnails::thumbnail(&generated.frames)?)?;
-        write_atomically(&folder.join("sprite.jpg"), &thumbnails::sprite_sheet(&generated.frames)?)?;
-        if self.config.output.audio {
-            media::write_wav(&folder.join("audio.wav"), &generated.sound()?, WavFormat::Pcm16)?;
+        let finished = match self.finished.take() {
+            Some(finished) => finished,
+            None => {
+                let (finished, failed) = self.written.write(&self.config, &GenerateOptions::default()).parts();
+                let finished = match (finished, failed) {
+                    (Some(finished), None) => finished,
+                    (Some(finished), Some(error)) if !is_full(&error) => {
+                        tracing::error!("{}", one_line(&error));
+                        finished
+                    }
+                    (_, Some(error)) => return Err(error),
+                    (None, None) => {
+                        return Err(PipelineError::Bug("a video was neither written nor did it fail".into()));
+                    }
+                };
+                finished
+            }
+        };
+        let finished = self.finished.insert(finished);
+        let (generated, has_audio) = (&self.written.generated, self.config.output.audio);
+        let thumbnail = || Ok(write_atomically(&folder.join("thumb.jpg"), &thumbnails::thumbnail(&generated.frames)?)?);
+        let sprites =
+            || Ok(write_atomically(&folder.join("sprite.jpg"), &thumbnails::sprite_sheet(&generated.frames)?)?);
+        let sound = || Ok(media::write_wav(&folder.join("audio.wav"), &generated.sound()?, WavFormat::Pcm16)?);
+        let sound = || if has_audio { sound() } else { Ok(()) };
+        let files: [(&str, &dyn Fn() -> Result<(), PipelineError>); 3] =
+            [("thumb.jpg", &thumbnail), ("sprite.jpg", &sprites), ("audio.wav", &sound)];
+        for (name, write) in files {
+            match write() {
+                Err(error) if is_full(&error) => return Err(error),
+                Err(error) => tracing::error!("{name}: {}", one_line(&error)),
+                Ok(()) => {}
+            }
         }
-        self.written.write(&self.config, &GenerateOptions::default()).complete()
+        Ok(finished)
     }
 }
 
 impl Made for ModelMade {
     fn write(&mut self, folder: &Path) -> Result<Produced, Failure> {
         let Finished { video, figures, .. } = self.write_all(folder).map_err(|error| failure(&error))?;
+        let (frames_sha256, samples_sha256) = (video.frames_sha256.clone(), video.samples_sha256.clone());
+        let timings = without_line(figures.clone());
         let generated = &self.written.generated;
         let frames = &generated.frames;
         let bytes = ["video.mp4", "video.json", "thumb.jpg", "sprite.jpg", "audio.wav"];
@@ -57,9 +91,9 @@ impl Made for ModelMade {
             num_frames: frames.count(),
             fps: generated.frame_rate,
             bytes,
-            frames_sha256: video.frames_sha256,
-            samples_sha256: video.samples_sha256,
-            timings: without_line(figures),
+            frames_sha256,
+            samples_sha256,
+            timings,
             warnings: self.warnings.clone(),
         })
     }
@@ -73,15 +107,19 @@ fn without_line(mut figures: Value) -> Value {
     figures
 }
 
-fn failure(error: &PipelineError) -> Failure {
+/// Whether a disk has no room.
+fn is_full(error: &PipelineError) -> bool {
     let is_full = |kind: io::ErrorKind| matches!(kind, io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
-    let full = match error {
+    match error {
         PipelineError::Media(media::Error::Io { source, .. }) => is_full(source.kind()),
         // Its own words are all that ffmpeg leaves.
         PipelineError::Media(media::Error::Ffmpeg { tail, .. }) => tail.contains("No space left"),
         _ => false,
-    };
-    if full {
+    }
+}
+
+fn failure(error: &PipelineError) -> Failure {
+    if is_full(error) {
         return Failure::new("storage_full", "the disk is full");
     }
     tracing::error!("{}", one_line(error));

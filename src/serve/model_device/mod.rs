@@ -91,9 +91,6 @@ struct Prepared {
     configs: Vec<Config>,
     jobs: Vec<Job>,
     requests: Vec<Request>,
-    /// The sidecars' parts that files are read for, which is done before the first step.
-    model: Value,
-    inputs: Value,
     shape: String,
     /// Videos that its programs make at once.
     rows: usize,
@@ -101,6 +98,8 @@ struct Prepared {
     chunk: usize,
     started: Instant,
     warnings: Vec<String>,
+    /// The model and the input files as the sidecars record them.
+    recorded: [Value; 2],
 }
 
 impl ModelDevice {
@@ -195,12 +194,13 @@ impl ModelDevice {
         }
         give(&configs[0], &mut requests)?;
         check_given(&requests)?;
-        let (model, inputs) = (model.identity(&configs[0])?, inputs(&configs[0])?);
         if !self.shapes.is_planned(&shape, &configs[0], rows) {
             tell(JobPhase::Compiling)?;
         }
+        // Before the device works: nothing that fails may cost a video.
+        let recorded = [self.session.runner.model.identity(&configs[0])?, inputs(&configs[0])?];
         self.shapes.plan(&shape, &configs[0], rows, &mut self.session.runner, group.as_ref())?;
-        Ok(Prepared { configs, jobs, requests, model, inputs, shape, rows, chunk: 1, started, warnings: Vec::new() })
+        Ok(Prepared { configs, jobs, requests, shape, rows, chunk: 1, started, warnings: Vec::new(), recorded })
     }
 
     /// Has the model read as a configuration says.
@@ -276,16 +276,12 @@ impl ModelDevice {
     }
 
     /// Videos as the finisher's thread gets them.
-    fn finish(
-        &mut self,
-        order: &Order,
-        work: Prepared,
-        videos: Vec<Generated>,
-    ) -> Result<Vec<Box<dyn Made>>, PipelineError> {
+    fn finish(&mut self, order: &Order, work: Prepared, videos: Vec<Generated>) -> Vec<Box<dyn Made>> {
         let Session { runner, versions, .. } = &self.session;
+        let [model, hashes] = &work.recorded;
         let took = work.started.elapsed();
         let of = |(((config, job), generated), accepted): (((Config, Job), Generated), &Arc<Accepted>)| {
-            let mut sidecar = sidecar(&config, &job, &work.model, &work.inputs, runner, versions);
+            let mut sidecar = sidecar(&config, &job, model, hashes, runner, versions);
             if let Some(trace) = &accepted.traceparent {
                 sidecar["traceparent"] = trace.as_str().into();
             }
@@ -300,7 +296,7 @@ impl ModelDevice {
             };
             Box::new(ModelMade::new(written, config, work.warnings.clone())) as Box<dyn Made>
         };
-        Ok(work.configs.into_iter().zip(work.jobs).zip(videos).zip(&order.jobs).map(of).collect())
+        work.configs.into_iter().zip(work.jobs).zip(videos).zip(&order.jobs).map(of).collect()
     }
 
     fn run_order(&mut self, order: &Order, chunk: usize, watch: Watch) -> Result<Vec<Box<dyn Made>>, Ended> {
@@ -320,7 +316,7 @@ impl ModelDevice {
         self.shapes.used(&work.shape, self.session.runner.executor.used());
         let videos = videos?;
         self.shapes.took(&work.shape, work.rows, &videos);
-        Ok(self.finish(order, work, videos)?)
+        Ok(self.finish(order, work, videos))
     }
 
     /// Runs an order by calls of so many steps, as all processes do.

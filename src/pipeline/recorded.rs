@@ -1,0 +1,261 @@
+//! What a sidecar records of its run, compared with the run that is asked for.
+
+use std::path::{Component, Path, PathBuf};
+
+use serde_json::{Map, Value};
+
+use super::differences::{difference, short};
+use super::error::{PipelineError, Result};
+use super::hashes;
+use super::model::Model;
+use crate::config::{AUTO, Config, Job, Sidecar, sidecar_path};
+use crate::weights::fingerprint::SAMPLED;
+
+/// Settings that change no number of a result.
+const INDIFFERENT: [&str; 9] = [
+    "/output",
+    "/sampler/progress_every",
+    "/runtime/distributed",
+    "/runtime/compile_cache",
+    "/runtime/residency",
+    "/runtime/memory_limit",
+    "/runtime/visible_devices",
+    "/runtime/libtpu_init_args",
+    "/runtime/watchdog",
+];
+
+/// Settings that a run may leave open as `auto`; its sidecar has what was chosen.
+const CHOSEN: [&str; 3] = ["/layout", "/conditioning/h264", "/request/num_frames"];
+
+/// The configuration of a job, without the settings that change no number of its result.
+pub(super) fn numbers(config: &Config, job: &Job) -> Value {
+    let mut own = config.effective(&job.prompt, job.seed);
+    clear(&mut own);
+    own
+}
+
+fn clear(config: &mut Value) {
+    for key in INDIFFERENT {
+        if let Some(value) = config.pointer_mut(key) {
+            *value = Value::Null;
+        }
+    }
+}
+
+/// Adds keys that a tree lacks, with their defaults: a sidecar of an earlier release.
+fn fill(tree: &mut Value, defaults: &Value) {
+    let (Value::Object(tree), Value::Object(defaults)) = (tree, defaults) else { return };
+    for (key, default) in defaults {
+        fill(tree.entry(key).or_insert_with(|| default.clone()), default);
+    }
+}
+
+/// Where the request of a job differs from the configuration that a sidecar records: the key and both values.
+fn request_difference(recorded: &Value, config: &Config, job: &Job) -> Option<String> {
+    let (mut own, mut recorded) = (numbers(config, job), recorded.clone());
+    fill(&mut recorded, &Config::default().effective("", 0));
+    clear(&mut recorded);
+    for key in CHOSEN {
+        let is_open = own.pointer(key).is_some_and(|value| value == AUTO);
+        if let (Some(own), Some(recorded)) = (own.pointer_mut(key).filter(|_| is_open), recorded.pointer(key)) {
+            *own = recorded.clone();
+        }
+    }
+    if config.layout == AUTO && config.mesh.is_none() {
+        own["mesh"] = recorded["mesh"].clone();
+    }
+    let (key, recorded, own) = difference(&recorded, &own, "")?;
+    Some(format!("{key} is {} there, {} here", short(&recorded), short(&own)))
+}
+
+/// The file that a sidecar's input is: the configuration has absolute paths, the inputs those of the run's own folder.
+fn is_same_file(recorded: &str, path: &str) -> bool {
+    let given = |part: &Component| !matches!(part, Component::CurDir | Component::ParentDir);
+    let relative: PathBuf = Path::new(recorded).components().skip_while(|part| !given(part)).collect();
+    recorded == path || Path::new(recorded).is_relative() && Path::new(path).ends_with(relative)
+}
+
+/// Input files whose content is not what a sidecar records. Files that the sidecar does not have are not compared.
+fn input_differences(recorded: &Value, inputs: &Map<String, Value>) -> Vec<String> {
+    let Value::Object(recorded) = recorded else { return Vec::new() };
+    let changed = inputs.iter().filter_map(|(path, hash)| {
+        let known: Vec<&Value> =
+            recorded.iter().filter(|(key, _)| is_same_file(key, path)).map(|(_, hash)| hash).collect();
+        let was = known.first().filter(|_| !known.contains(&hash))?;
+        let text = |hash: &Value| hash.as_str().unwrap_or_default().to_string();
+        Some(format!("{path} has changed: its hash was {}, is {}", text(was), text(hash)))
+    });
+    changed.collect()
+}
+
+/// Comparison of two models.
+#[derive(Debug, PartialEq)]
+enum ModelMatch {
+    Same,
+    /// The sidecar's fingerprint does not cover the weights: an earlier release wrote it.
+    Unknown,
+    Differs(String),
+}
+
+/// Compares [`Model::identity`] with what a sidecar records; of the components that both runs read.
+fn compare_models(recorded: &Value, own: &Value) -> ModelMatch {
+    let of = |tree: &Value, key: &str| tree[key].as_str().unwrap_or_default().to_string();
+    let is_random = |tree: &Value| tree["weights"] == "random";
+    if recorded.is_null() {
+        return ModelMatch::Unknown;
+    }
+    if is_random(recorded) != is_random(own) {
+        let name = |tree: &Value| if is_random(tree) { "random" } else { "file" };
+        return ModelMatch::Differs(format!("model.weights is {} there, {} here", name(recorded), name(own)));
+    }
+    if let (Value::Object(recorded), Value::Object(parts)) = (&recorded["parts"], &own["parts"]) {
+        let changed = parts.iter().filter(|(part, hash)| recorded.get(*part).is_some_and(|other| other != *hash));
+        let changed: Vec<&str> = changed.map(|(part, _)| part.as_str()).collect();
+        return match changed.is_empty() {
+            true => ModelMatch::Same,
+            false => ModelMatch::Differs(format!("{}: other {} than there", of(own, "path"), changed.join(", "))),
+        };
+    }
+    match (of(recorded, "fingerprint"), of(own, "fingerprint")) {
+        (was, is) if was == is => ModelMatch::Same,
+        (was, _) if !is_random(own) && !was.starts_with(SAMPLED) => ModelMatch::Unknown,
+        (was, is) => ModelMatch::Differs(format!("{}: its fingerprint was {was}, is {is}", of(own, "path"))),
+    }
+}
+
+/// Compares inputs and model of a run with those of the sidecar that it repeats, if it does, before anything is compiled.
+///
+/// # Errors
+/// What differs, unless `allow`: then it is a warning. A model that the run names itself, over the sidecar's, is a warning.
+pub(super) fn check_rerun(config: &Config, sidecar: Option<&Sidecar>, model: &Model, allow: bool) -> Result<()> {
+    let Some(sidecar) = sidecar else { return Ok(()) };
+    let mut changed = input_differences(&sidecar.inputs, &hashes::of_given(config)?);
+    match compare_models(&sidecar.model, &model.identity(config)?) {
+        ModelMatch::Same => {}
+        ModelMatch::Unknown => tracing::warn!(
+            "{}: its model fingerprint does not cover the weights (an earlier release wrote it): the model is not compared",
+            sidecar.file
+        ),
+        ModelMatch::Differs(why) if sidecar.names_other_model => {
+            tracing::warn!("{}: the model is not the sidecar's: {why}", sidecar.file);
+        }
+        ModelMatch::Differs(why) => changed.push(why),
+    }
+    if allow || changed.is_empty() {
+        changed.iter().for_each(|why| tracing::warn!("{}: {why}", sidecar.file));
+        return Ok(());
+    }
+    let reason = format!("{}; restore it, or run with --allow-changed-inputs", changed.join("; "));
+    Err(PipelineError::File { path: sidecar.file.clone().into(), reason })
+}
+
+/// A video that is there, compared with a job.
+pub(super) enum Existing {
+    /// The video of this request, inputs and model.
+    Same,
+    /// Of another one: what differs.
+    Differs(String),
+    /// No sidecar says what it is.
+    NoSidecar,
+}
+
+/// The sidecar beside a video; `None`: there is none, or it cannot be read.
+fn read(video: &Path) -> Option<Value> {
+    let sidecar: Value = serde_json::from_slice(&std::fs::read(sidecar_path(video)).ok()?).ok()?;
+    sidecar["config"].is_object().then_some(sidecar)
+}
+
+/// Whether the sidecar beside a video has the request of a job; inputs and model are not compared.
+pub(super) fn has_request(video: &Path, config: &Config, job: &Job) -> bool {
+    read(video).is_some_and(|sidecar| request_difference(&sidecar["config"], config, job).is_none())
+}
+
+/// Compares the video at `path` with a job by the sidecar beside it. `model` is opened when it is needed.
+///
+/// # Errors
+/// Inputs or a model that cannot be read.
+pub(super) fn compare(path: &Path, config: &Config, job: &Job, model: &mut Option<Model>) -> Result<Existing> {
+    let Some(sidecar) = read(path) else { return Ok(Existing::NoSidecar) };
+    if let Some(why) = request_difference(&sidecar["config"], config, job) {
+        return Ok(Existing::Differs(why));
+    }
+    if let Some(why) = input_differences(&sidecar["inputs"], &hashes::of_given(config)?).into_iter().next() {
+        return Ok(Existing::Differs(why));
+    }
+    let model = match model {
+        Some(model) => model,
+        None => model.insert(Model::of(config)?),
+    };
+    Ok(match compare_models(&sidecar["model"], &model.identity(config)?) {
+        ModelMatch::Same => Existing::Same,
+        ModelMatch::Unknown => {
+            Existing::Differs("model.fingerprint of the sidecar does not cover the weights (an earlier release)".into())
+        }
+        ModelMatch::Differs(why) => Existing::Differs(why),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn job(seed: u64) -> Job {
+        Job { index: 0, prompt: "a".into(), seed }
+    }
+
+    #[test]
+    fn requests_differ_by_key_and_values() {
+        let config = Config::default();
+        let recorded = config.effective("a", 10);
+        assert_eq!(request_difference(&recorded, &config, &job(10)), None);
+        let why = request_difference(&recorded, &config, &job(11));
+        assert_eq!(why.as_deref(), Some("request.seed is 10 there, 11 here"));
+        // Where its files go, and what an earlier release did not have, changes nothing.
+        let mut other = config.clone();
+        other.output.path = Some("x.mp4".into());
+        assert_eq!(request_difference(&recorded, &other, &job(10)), None);
+        let mut earlier = recorded.clone();
+        earlier["request"].as_object_mut().expect("a map").remove("frame_rate");
+        assert_eq!(request_difference(&earlier, &config, &job(10)), None);
+        // What the devices decide is open.
+        let mut open = config.clone();
+        open.layout = AUTO.into();
+        let mut chosen = recorded.clone();
+        (chosen["layout"], chosen["mesh"]) = (json!("replicated"), json!({"context": 2}));
+        assert_eq!(request_difference(&chosen, &open, &job(10)), None);
+        let named = Config { layout: "ring".into(), ..config.clone() };
+        assert!(request_difference(&chosen, &named, &job(10)).is_some(), "another layout by name");
+    }
+
+    #[test]
+    fn changed_inputs_are_named_and_new_ones_are_not() {
+        let recorded = json!({"images/a.png": "01", "../b.wav": "02", "/abs/c.png": "03"});
+        let now = |a: &str, b: &str, c: &str| {
+            let all = json!({"/w/images/a.png": a, "/b.wav": b, "/abs/c.png": c, "/new.png": "09"});
+            input_differences(&recorded, all.as_object().expect("a map"))
+        };
+        assert_eq!(now("01", "02", "03"), [""; 0]);
+        assert_eq!(now("07", "02", "03"), ["/w/images/a.png has changed: its hash was 01, is 07"]);
+        assert_eq!((now("01", "x", "03").len(), now("01", "02", "x").len()), (1, 1));
+        assert!(!is_same_file("a.png", "/w/ba.png") && !is_same_file("/w/a.png", "/v/w/a.png"));
+    }
+
+    #[test]
+    fn models_are_compared_by_the_components_that_both_read() {
+        let model = |vae: &str, fingerprint: &str| json!({"path": "m", "fingerprint": fingerprint, "parts": {"vae": vae, "vocoder": "1"}});
+        let mut fewer = model("1", "v2:a");
+        fewer["parts"].as_object_mut().expect("a map").remove("vae");
+        assert_eq!(compare_models(&model("1", "v2:b"), &fewer), ModelMatch::Same);
+        let other = ModelMatch::Differs("m: other vae than there".into());
+        assert_eq!(compare_models(&model("1", "v2:a"), &model("2", "v2:b")), other);
+        // Fingerprints of headers alone say nothing of the weights.
+        let old = json!({"path": "m", "fingerprint": "ab"});
+        assert_eq!(compare_models(&old, &model("1", "v2:a")), ModelMatch::Unknown);
+        let random = |seed: &str| json!({"path": "nano", "weights": "random", "fingerprint": seed});
+        assert_eq!(compare_models(&random("a"), &random("a")), ModelMatch::Same);
+        assert!(matches!(compare_models(&random("a"), &random("b")), ModelMatch::Differs(_)));
+        let file = ModelMatch::Differs("model.weights is random there, file here".into());
+        assert_eq!(compare_models(&random("a"), &model("1", "v2:a")), file);
+    }
+}

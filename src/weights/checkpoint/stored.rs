@@ -1,0 +1,41 @@
+//! Bytes of tensors and metadata as the files store them, for fingerprints.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+
+use super::{Checkpoint, WeightsError};
+
+impl Checkpoint {
+    /// Reads ranges of a tensor's bytes as its file stores them, of any element type; `ranges` gets the number of bytes. A
+    /// tensor that is computed from two is read from both.
+    ///
+    /// # Errors
+    /// It is missing; a file that cannot be read or was written to since it was opened.
+    pub(in crate::weights) fn read_stored(
+        &self,
+        name: &str,
+        ranges: impl Fn(u64) -> Vec<Range<u64>>,
+    ) -> Result<Vec<u8>, WeightsError> {
+        let mut bytes = Vec::new();
+        let mut next = Some(self.tensors.get(name).ok_or_else(|| self.missing(name))?);
+        while let Some(entry) = next {
+            let shard = &self.shards[entry.shard];
+            for range in ranges(entry.range.end - entry.range.start) {
+                let start = bytes.len();
+                bytes.resize(start + (range.end - range.start) as usize, 0);
+                let read = shard.file.read_exact_at(&mut bytes[start..], entry.range.start + range.start);
+                read.map_err(WeightsError::io(&shard.path, "cannot read"))?;
+            }
+            shard.check()?;
+            next = entry.factors.as_deref();
+        }
+        Ok(bytes)
+    }
+
+    /// The files' free-form header metadata, sorted by key.
+    pub(in crate::weights) fn all_metadata(&self) -> BTreeMap<&str, &str> {
+        let of_shards = self.shards.iter().filter_map(|shard| shard.header.metadata().as_ref());
+        of_shards.flatten().map(|(key, value)| (key.as_str(), value.as_str())).collect()
+    }
+}

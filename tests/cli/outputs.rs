@@ -1,0 +1,339 @@
+//! Files of a run: none is overwritten unless that was asked for, a failed run leaves none, and what fails after denoising
+//! leaves what was computed.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use ltx2::media::{probe_clip, read_wav};
+use ltx2::pipeline::tensors;
+use ltx2::tensor::Tensor;
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+use tempfile::TempDir;
+
+use crate::support::{self, needs};
+
+const LORA: &str = "tests/fixtures/lora/ic_tiny_a_plain.safetensors";
+const MODEL: &str = "tests/fixtures/models/tiny_a";
+
+/// A folder that commands run in, with one for temporary files.
+struct Folder(TempDir);
+
+impl Folder {
+    fn new() -> Self {
+        let folder = Folder(tempfile::tempdir().expect("a folder"));
+        fs::create_dir(folder.path("tmp")).expect("a folder");
+        folder
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn ltx2(&self, arguments: &[&str]) -> Command {
+        let mut run = support::ltx2();
+        run.args(arguments).current_dir(self.0.path()).env("TMPDIR", self.path("tmp"));
+        run
+    }
+
+    /// A short run of the smallest model.
+    fn generate(&self, arguments: &[&str]) -> Command {
+        let mut run = self.ltx2(&["generate", "-c", support::tiny(), "--steps", "1"]);
+        run.args(arguments);
+        run
+    }
+
+    /// Every file below the folder with its hash; empty folders with none.
+    fn contents(&self) -> BTreeMap<PathBuf, String> {
+        fn add(folder: &Path, all: &mut BTreeMap<PathBuf, String>) {
+            let entries: Vec<_> = fs::read_dir(folder).expect("a folder").map(|e| e.expect("one").path()).collect();
+            if entries.is_empty() {
+                all.insert(folder.into(), String::new());
+            }
+            for path in entries {
+                match path.is_dir() {
+                    true => add(&path, all),
+                    false => drop(all.insert(path.clone(), hash(&path))),
+                }
+            }
+        }
+        let mut all = BTreeMap::new();
+        add(self.0.path(), &mut all);
+        all
+    }
+}
+
+fn hash(path: &Path) -> String {
+    hex::encode(Sha256::digest(fs::read(path).expect("a file")))
+}
+
+fn stderr(out: &Output) -> String {
+    String::from_utf8_lossy(&out.stderr).into_owned()
+}
+
+fn succeed(run: &mut Command) -> String {
+    let out = run.output().expect("runs");
+    assert!(out.status.success(), "{}", stderr(&out));
+    stderr(&out)
+}
+
+/// The one error of a run that fails.
+fn error(code: i32, run: &mut Command) -> String {
+    let out = run.output().expect("runs");
+    let said = stderr(&out);
+    assert_eq!(out.status.code(), Some(code), "{said}");
+    let errors: Vec<&str> = said.lines().filter(|l| l.starts_with("error: ")).collect();
+    assert_eq!(errors.len(), 1, "{said}");
+    errors[0].to_string()
+}
+
+fn json(path: &Path) -> Value {
+    serde_json::from_slice(&fs::read(path).expect("a file")).expect("JSON")
+}
+
+#[needs(nothing)]
+fn existing_outputs_are_refused_before_the_model_is_opened() {
+    let folder = Folder::new();
+    fs::create_dir(folder.path("frames")).expect("a folder");
+    let all = ["--save-audio", "s.wav", "--save-frames", "frames", "--dump", "d.safetensors", "--perf-json", "p.json"];
+    let base = [&["generate", "-p", "x", "--model", "no/such/model", "-o", "a.mp4"], &all[..]].concat();
+    let cases = [
+        ("output.path", "a.mp4"),
+        ("output.sidecar", "a.json"),
+        ("output.save_audio", "s.wav"),
+        ("output.save_frames", "frames/frame_00007.png"),
+        ("--dump", "d.safetensors"),
+        ("--perf-json", "p.json"),
+    ];
+    for (key, name) in cases {
+        fs::write(folder.path(name), "kept").expect("written");
+        let before = folder.contents();
+        for more in [&[][..], &["--dry-run"]] {
+            let error = error(2, &mut folder.ltx2(&[&base[..], more].concat()));
+            let named = if key == "output.save_frames" { "frames" } else { name };
+            assert!(error.starts_with(&format!("error: {key}: {named} ")) && error.contains("--force"), "{error}");
+        }
+        // With --force the run goes on to the model.
+        let error = error(1, &mut folder.ltx2(&[&base[..], &["--force"]].concat()));
+        assert!(error.contains("no/such/model"), "{error}");
+        assert_eq!(folder.contents(), before, "{name}");
+        fs::remove_file(folder.path(name)).expect("removed");
+    }
+    let twice = ["--perf-json", "./d.safetensors", "--dump", "d.safetensors", "--force"];
+    let error = error(2, &mut folder.ltx2(&[&base[..7], &twice].concat()));
+    assert!(error.starts_with("error: --dump and --perf-json write to the same place"), "{error}");
+}
+
+#[needs(nothing)]
+fn reports_and_layouts_are_not_overwritten() {
+    let folder = Folder::new();
+    fs::write(folder.path("own.yml"), "rules: {}\n").expect("written");
+    let before = folder.contents();
+    for (flag, command) in [
+        ("--write", &["why", "-c", "ltx2", "--target", "tpu:v6e:2x4", "--write", "own.yml"][..]),
+        ("--report", &["compare", "a.mp4", "b.mp4", "--report", "own.yml"]),
+        ("--json", &["compare", "a.mp4", "b.mp4", "--json", "own.yml"]),
+    ] {
+        let error = error(2, &mut folder.ltx2(command));
+        assert!(error.starts_with(&format!("error: {flag}: own.yml exists; overwrite it with --force")), "{error}");
+    }
+    assert_eq!(folder.contents(), before);
+}
+
+#[needs(nothing)]
+fn a_run_that_fails_or_only_plans_leaves_nothing() {
+    let folder = Folder::new();
+    let before = folder.contents();
+    let places = ["-o", "new/a.mp4", "--save-frames", "frames/of/a", "--save-audio", "sounds/a.wav"];
+    let base = [&["generate", "-p", "x", "--perf-json", "times/p.json"], &places[..]].concat();
+    let error = error(1, &mut folder.ltx2(&[&base[..], &["--model", "no/such/model"]].concat()));
+    assert!(error.contains("no/such/model"), "{error}");
+    assert_eq!(folder.contents(), before);
+    succeed(&mut folder.ltx2(&[&base[..], &["-m", "ltx2", "--dry-run"]].concat()));
+    assert_eq!(folder.contents(), before);
+}
+
+#[needs(cpu)]
+fn a_rerun_and_a_forced_run_touch_no_other_files() {
+    let folder = Folder::new();
+    let places =
+        ["--save-audio", "a.wav", "--save-frames", "frames", "--dump", "d.safetensors", "--perf-json", "p.json"];
+    succeed(&mut folder.generate(&[&["-o", "out/ltx2_10.mp4"], &places[..]].concat()));
+    let first = folder.contents();
+    assert_eq!(first.len(), 2 + 9 + 3 + 1, "{first:?}");
+    // The first run has the default name: the rerun gets the next one, and saves neither frames nor sound.
+    succeed(&mut folder.ltx2(&["generate", "-c", "out/ltx2_10.json"]));
+    let mut second = folder.contents();
+    let [video, sidecar] = ["out/ltx2_10_1.mp4", "out/ltx2_10_1.json"].map(|name| folder.path(name));
+    assert_eq!(second.remove(&video), first.get(&folder.path("out/ltx2_10.mp4")).cloned());
+    assert_eq!(json(&sidecar)["sha256"], json(&folder.path("out/ltx2_10.json"))["sha256"]);
+    second.remove(&sidecar);
+    assert_eq!(second, first);
+
+    // Frames of a longer video go; what is no frame stays.
+    let [longer, notes] = ["frames/frame_00020.png", "frames/notes.txt"].map(|name| folder.path(name));
+    fs::write(&longer, "of another video").expect("written");
+    fs::write(&notes, "kept").expect("written");
+    let again = ["generate", "-c", "out/ltx2_10.json", "-o", "b.mp4", "--save-frames", "frames"];
+    let error = error(2, &mut folder.ltx2(&again));
+    assert!(error.starts_with("error: output.save_frames: frames holds frames of another video"), "{error}");
+    succeed(&mut folder.ltx2(&[&again[..], &["--force"]].concat()));
+    assert_eq!(fs::read_dir(folder.path("frames")).expect("frames").count(), 10);
+    assert!(!longer.exists() && notes.exists());
+    let name = folder.path("frames/frame_00003.png");
+    assert_eq!(folder.contents().get(&name), first.get(&name));
+}
+
+/// A copy of the smallest model and of a LoRA of it.
+fn copies(folder: &Folder) {
+    for (from, to) in [(MODEL, "model"), (LORA, "lora.safetensors")] {
+        let from = Path::new(env!("CARGO_MANIFEST_DIR")).join(from);
+        assert!(Command::new("cp").arg("-r").arg(from).arg(folder.path(to)).status().expect("cp runs").success());
+    }
+}
+
+/// Changes the last byte of a file.
+fn change(path: &Path) {
+    let mut bytes = fs::read(path).expect("a file");
+    *bytes.last_mut().expect("bytes") ^= 1;
+    fs::write(path, bytes).expect("written");
+}
+
+#[needs(cpu)]
+fn reruns_and_resumes_compare_request_inputs_and_model() {
+    let folder = Folder::new();
+    copies(&folder);
+    let lora = "model.loras=[{path: lora.safetensors}]";
+    let own = ["-m", "model", "--set", lora, "-o", "a.mp4"];
+    succeed(&mut folder.generate(&own));
+    let sidecar = json(&folder.path("a.json"));
+    assert!(sidecar["model"]["fingerprint"].as_str().is_some_and(|text| text.starts_with("v2:")), "{sidecar}");
+    assert!(sidecar["inputs"]["lora.safetensors"].as_str().is_some_and(|text| text.starts_with("v2:")), "{sidecar}");
+
+    // A finished video, compared with the request that would make it; a LoRA's time does not count.
+    let lora = fs::File::options().append(true).open(folder.path("lora.safetensors")).expect("the LoRA");
+    lora.set_modified(std::time::SystemTime::UNIX_EPOCH).expect("another time");
+    let before = folder.contents();
+    let resumed = [&own[..], &["--resume"]].concat();
+    assert!(succeed(&mut folder.generate(&resumed)).contains("a.mp4 is finished: nothing to resume"));
+    let other = error(2, &mut folder.generate(&[&resumed[..], &["--seed", "77"]].concat()));
+    assert!(other.contains("a.mp4: is the video of another request: request.seed is 10 there, 77 here"), "{other}");
+    assert!(other.contains("--force"), "{other}");
+    change(&folder.path("lora.safetensors"));
+    let other = error(2, &mut folder.generate(&resumed));
+    assert!(other.contains("lora.safetensors has changed: its hash was v2:"), "{other}");
+    change(&folder.path("lora.safetensors"));
+    let weights = folder.path("model/vae/diffusion_pytorch_model.safetensors");
+    change(&weights);
+    let other = error(2, &mut folder.generate(&resumed));
+    assert!(other.contains("is the video of another request: model: other vae than there"), "{other}");
+    change(&weights);
+    fs::rename(folder.path("a.json"), folder.path("b.json")).expect("renamed");
+    let none = error(2, &mut folder.generate(&resumed));
+    assert!(none.contains("a.mp4: has no sidecar (a.json)") && none.contains("another file with -o"), "{none}");
+    fs::rename(folder.path("b.json"), folder.path("a.json")).expect("renamed");
+    assert_eq!(folder.contents(), before, "nothing was written");
+
+    // A rerun, which ends at its platform where it is not refused before.
+    let rerun =
+        |more: &[&str]| folder.ltx2(&[&["generate", "-c", "a.json", "--platform", "/nowhere.so"], more].concat());
+    assert!(error(1, &mut rerun(&[])).contains("/nowhere.so"));
+    change(&folder.path("lora.safetensors"));
+    let refused = error(1, &mut rerun(&[]));
+    assert!(refused.starts_with("error: a.json: ") && refused.contains("lora.safetensors has changed"), "{refused}");
+    assert!(refused.contains("--allow-changed-inputs"), "{refused}");
+    let allowed = rerun(&["--allow-changed-inputs"]).output().expect("runs");
+    let said = stderr(&allowed);
+    assert!(said.contains("WARN a.json: ") && said.contains("error: ") && said.contains("/nowhere.so"), "{said}");
+    change(&folder.path("lora.safetensors"));
+    change(&weights);
+    let refused = error(1, &mut rerun(&[]));
+    assert!(refused.contains("model: other vae than there"), "{refused}");
+    // Another model by name is asked for.
+    let named = stderr(&rerun(&["-m", "model"]).output().expect("runs"));
+    assert!(named.contains("WARN a.json: the model is not the sidecar's") && named.contains("/nowhere.so"), "{named}");
+    // A sidecar of an earlier release has no hash of the weights.
+    let mut old = sidecar;
+    old["model"] = serde_json::json!({"path": "model", "fingerprint": "0".repeat(64)});
+    fs::write(folder.path("a.json"), old.to_string()).expect("written");
+    let old = stderr(&rerun(&[]).output().expect("runs"));
+    assert!(old.contains("fingerprint does not cover the weights") && old.contains("/nowhere.so"), "{old}");
+}
+
+/// The file that an error names at its end, and its tensors.
+fn kept(error: &str, what: &str) -> (PathBuf, BTreeMap<String, Tensor>) {
+    let path =
+        error.split(&format!("; {what} kept in ")).nth(1).unwrap_or_else(|| panic!("'{what}' is not in {error}"));
+    let path = PathBuf::from(path.split("; ").next().expect("a path"));
+    let tensors = tensors::read(&path).expect("tensors");
+    (path, tensors)
+}
+
+/// Every step after the last denoising step fails in turn.
+#[needs(cpu)]
+fn what_fails_after_denoising_leaves_what_was_computed() {
+    let folder = Folder::new();
+    succeed(&mut folder.generate(&["-o", "whole.mp4", "--dump", "whole.safetensors"]));
+    let whole = tensors::read(&folder.path("whole.safetensors")).expect("a dump");
+    let sha256 = json(&folder.path("whole.json"))["sha256"].clone();
+    let all = "its frames, samples and latents are";
+    for (moment, what, left) in [
+        ("decode video", "its latents are", &[][..]),
+        ("decode audio", "its frames and latents are", &[]),
+        ("rename out.mp4", all, &["out.wav"]),
+        ("rename out.json", all, &["out.mp4", "out.wav"]),
+        ("rename out.wav", all, &["out.json", "out.mp4"]),
+    ] {
+        let mut run = folder.generate(&["-o", "out.mp4", "--save-audio", "out.wav"]);
+        let error = error(1, run.env("LTX2_FAILPOINT", format!("fail {moment}")));
+        let (path, tensors) = kept(&error, what);
+        assert!(path.starts_with(folder.path("tmp")), "{moment}: {error}");
+        for name in ["latents.video", "latents.audio"] {
+            assert!(tensors[name] == whole[name], "{moment}: {name}");
+        }
+        assert_eq!(tensors.contains_key("frames"), what.contains("frames"), "{moment}");
+        assert_eq!(tensors.contains_key("audio"), what.contains("samples"), "{moment}");
+        let names = ["out.json", "out.mp4", "out.wav"].into_iter().filter(|name| folder.path(name).exists());
+        assert_eq!(names.collect::<Vec<_>>(), left, "{moment}: {error}");
+        // Beside what is kept, or beside the video, is what repeats it.
+        let sidecar = [path.with_extension("json"), folder.path("out.json")].into_iter().find(|path| path.exists());
+        assert_eq!(sidecar.is_some(), what == all, "{moment}");
+        sidecar.iter().for_each(|sidecar| assert_eq!(json(sidecar)["sha256"], sha256, "{moment}"));
+        left.iter().for_each(|name| fs::remove_file(folder.path(name)).expect("removed"));
+    }
+    assert_eq!(fs::read_dir(folder.path("tmp")).expect("kept").count(), 5 + 2);
+}
+
+/// Number of frames of the MP4 that the rest of an error names.
+fn frames_of(rest: &str) -> usize {
+    let path = Path::new(rest.split("; ").next().expect("a path"));
+    probe_clip(path, Path::new("ffmpeg")).expect("an MP4").frames
+}
+
+/// Three clips of which the file cannot get its name, or of which the second fails.
+#[needs(cpu)]
+fn a_chain_that_fails_leaves_its_clips() {
+    let folder = Folder::new();
+    let config = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tiny_video.yml");
+    let chain = "request.chain={clip: 17, overlap: 9}";
+    let size = ["--width", "96", "--height", "64", "--num-frames", "33", "--set", "sampler.steps=2"];
+    let own =
+        [&["generate", "-c", config, "-o", "out.mp4", "--save-audio", "out.wav", "--set", chain], &size[..]].concat();
+    let fails = |moment: &str, more: &[&str]| {
+        let mut run = folder.ltx2(&[&own[..], more].concat());
+        error(1, run.env("LTX2_FAILPOINT", format!("fail {moment}")))
+    };
+    let at_end = fails("rename out.mp4", &[]);
+    let place = at_end.split("; its first 33 frames with their sound are kept in ").nth(1).expect("a video");
+    assert_eq!(frames_of(place), 33);
+    let (_, latents) = kept(&at_end, "the latents of 3 clips are");
+    assert!(latents.contains_key("clip_0000.latents.video") && latents.contains_key("clip_0002.latents.audio"));
+    assert!(!folder.path("out.mp4").exists() && read_wav(&folder.path("out.wav")).is_ok());
+
+    let in_the_middle = fails("clip 2", &["--force"]);
+    let place = in_the_middle.split("; its first 8 frames with their sound are kept in ").nth(1).expect("a video");
+    assert_eq!(frames_of(place), 8);
+    assert_eq!(kept(&in_the_middle, "the latents of 1 clips are").1.len(), 2);
+}
