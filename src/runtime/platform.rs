@@ -36,7 +36,7 @@ impl FromStr for Choice {
             "cuda" => Ok(Choice::Named(Platform::Cuda)),
             "tpu" => Ok(Choice::Named(Platform::Tpu)),
             file if file.contains('/') || file.ends_with(".so") => Ok(Choice::File(file.into())),
-            other => Err(format!("platform {other:?} is none of auto, cpu, cuda, tpu or a plugin file PATH.so")),
+            other => Err(format!("platform '{other}' is none of auto, cpu, cuda, tpu or a plugin file PATH.so")),
         }
     }
 }
