@@ -43,7 +43,7 @@ pub use layout::DeviceLayout;
 pub use options::{CompileOptions, OptionValue};
 pub use plugin::Plugin;
 pub use profiler::{ProfileOptions, Profiler};
-pub use quiet::{TPUS_UNPREPARED, give_libtpu_arguments, prepare_absent_tpus, quiet_plugins};
+pub use quiet::{NO_HUGEPAGE_TEXT, TPUS_UNPREPARED, give_libtpu_arguments, prepare_absent_tpus, quiet_plugins};
 pub use staging::Staging;
 pub use topology::Topology;
 pub use transfer::{Piece, Transfer, TransferShape};
