@@ -5,7 +5,7 @@ use std::sync::Arc;
 use clap::ValueEnum;
 
 use super::args::{ConfigArgs, PlacementArgs};
-use super::compile::{chip_of, prepare_tpus, target};
+use super::compile::{chip_of, target};
 use super::print;
 use crate::config::{AUTO, Config, Pipeline, load};
 use crate::models::ConfigError;
@@ -15,7 +15,6 @@ use crate::pipeline::configs::{ModelConfigs, needed_components};
 use crate::pipeline::layouts::{Devices, faster, ranking};
 use crate::pipeline::model::Component;
 use crate::pipeline::parameters::compare;
-use crate::runtime::RuntimeError;
 use crate::weights::{ModelSource, Overrides, ValidationReport, Version};
 
 /// Lists a model's components, missing and mis-shaped tensors, and what each pipeline needs, from headers alone.
@@ -227,10 +226,8 @@ fn layouts(args: &Args, name: &str) -> anyhow::Result<Layouts> {
     given.flag("model", "model.path", Some(args.model.clone()));
     let config = load(&given)?.config;
     let target = target(name, chip_of(&config)?.as_ref())?;
-    prepare_tpus(&config, &[name.to_string()])?;
-    let machine = target.open().map_err(RuntimeError::from)?;
-    let (toolchain, chip) = (machine.toolchain(), target.chip());
-    let (count, capacity) = (machine.devices.len(), machine.capacity);
+    let (toolchain, count, capacity) = target.described();
+    let chip = target.chip();
     let devices = Devices { toolchain: &toolchain, count, capacity, chip: chip.as_ref() };
     let mesh = config.mesh.filter(|_| config.layout == AUTO);
     let auto = Config { layout: AUTO.into(), mesh, ..config.clone() };
