@@ -33,7 +33,7 @@ pub use buffer::Buffer;
 pub use buffer_type::BufferType;
 pub use client::{Client, ClientOptions, CpuOptions, CudaOptions};
 pub use device::{Device, DeviceDescription, DeviceMemory};
-pub use error::{Code, Error, Result};
+pub use error::{Code, Error, Result, with_sources};
 pub use event::Event;
 pub use executable::{CompiledMemory, Executable, ExecuteOptions, LoadedExecutable, OptimizedProgram};
 pub use exit::{end_process, on_abort};
