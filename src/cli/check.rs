@@ -5,7 +5,7 @@ use std::sync::Arc;
 use clap::ValueEnum;
 
 use super::args::{ConfigArgs, PlacementArgs};
-use super::compile::{chip_of, prepare_tpus, target};
+use super::compile::{chip_of, target};
 use super::{one_line, print};
 use crate::config::{AUTO, Config, Pipeline, Reference, load};
 use crate::models::ConfigError;
@@ -17,7 +17,6 @@ use crate::pipeline::model::Component;
 use crate::pipeline::options::GenerateOptions;
 use crate::pipeline::preflight::preflight;
 use crate::pipeline::verify::component;
-use crate::runtime::RuntimeError;
 use crate::weights::{ModelSource, Overrides, ValidationReport, Version};
 
 /// Lists a model's components, missing and mis-shaped tensors, and what each pipeline needs, from headers alone. With -c or
@@ -305,10 +304,8 @@ struct Layouts {
 fn layouts(args: &Args, name: &str) -> anyhow::Result<Layouts> {
     let config = args.loaded()?;
     let target = target(name, chip_of(&config)?.as_ref())?;
-    prepare_tpus(&config, &[name.to_string()])?;
-    let machine = target.open().map_err(RuntimeError::from)?;
-    let (toolchain, chip) = (machine.toolchain(), target.chip());
-    let (count, capacity) = (machine.devices.len(), machine.capacity);
+    let (toolchain, count, capacity) = target.described();
+    let chip = target.chip();
     let devices = Devices { toolchain: &toolchain, count, capacity, chip: chip.as_ref() };
     let mesh = config.mesh.filter(|_| config.layout == AUTO);
     let auto = Config { layout: AUTO.into(), mesh, ..config.clone() };

@@ -9,7 +9,9 @@ use clap::{Parser, Subcommand};
 
 use crate::config::ConfigError;
 use crate::pipeline::PipelineError;
-use crate::runtime::{timeline, trial};
+use crate::pjrt;
+use crate::runtime::platform::PlatformError;
+use crate::runtime::{RuntimeError, timeline, trial};
 use crate::sampling::SamplingError;
 
 mod args;
@@ -137,11 +139,30 @@ pub(crate) struct Ended {
     pub(crate) why: String,
 }
 
+/// Whether an error is one of a flag that a plugin does not know: of the environment, or of `runtime.xla_flags`.
+fn is_of_flags(cause: &(dyn std::error::Error + 'static)) -> bool {
+    let plugin = |error: &pjrt::Error| matches!(error, pjrt::Error::Flags { .. });
+    let platform = |error: &PlatformError| matches!(error, PlatformError::Pjrt(error) if plugin(error));
+    let runtime = |error: &RuntimeError| match error {
+        RuntimeError::Plugin(error) => plugin(error),
+        other => matches!(other, RuntimeError::Flag { .. }),
+    };
+    let pipeline = |error: &PipelineError| match error {
+        PipelineError::Platform(error) => platform(error),
+        PipelineError::Runtime(error) => runtime(error),
+        _ => false,
+    };
+    cause.downcast_ref().is_some_and(plugin)
+        || cause.downcast_ref().is_some_and(platform)
+        || cause.downcast_ref().is_some_and(runtime)
+        || cause.downcast_ref().is_some_and(pipeline)
+}
+
 /// 2 for flags, YAML and sizes, 130 for an interruption, 1 for the rest.
 pub fn exit_code(error: &anyhow::Error) -> u8 {
     let sampling = |e: &SamplingError| !matches!(e, SamplingError::Read { .. } | SamplingError::Scheduler { .. });
     for cause in error.chain() {
-        if cause.is::<UsageError>() || cause.is::<ConfigError>() {
+        if cause.is::<UsageError>() || cause.is::<ConfigError>() || is_of_flags(cause) {
             return 2;
         }
         if let Some(ended) = cause.downcast_ref::<Ended>() {
@@ -238,6 +259,13 @@ mod tests {
         assert_eq!(exit_code(&kept(kept(PipelineError::Interrupted(8, 8))).into()), 130);
         assert_eq!(exit_code(&PipelineError::from(SamplingError::Steps(300)).into()), 2);
         assert_eq!(exit_code(&anyhow::anyhow!("device")), 1);
+        let flags = || pjrt::Error::Flags { plugin: "p.so".into(), reason: "Unknown flag in XLA_FLAGS: --a".into() };
+        let line = "Unknown flag in XLA_FLAGS: --a (plugin p.so); correct or remove it";
+        assert_eq!(flags().to_string(), line);
+        let error = PipelineError::from(PlatformError::from(flags()));
+        assert_eq!((exit_code(&error.into()), exit_code(&RuntimeError::from(flags()).into())), (2, 2));
+        let option = RuntimeError::Flag { option: "xla_a".into(), source: flags() };
+        assert_eq!(exit_code(&PipelineError::from(option).into()), 2);
         let program = |op| crate::hlo::Error { op, scope: "a".into(), program: "b".into(), message: "c".into() };
         assert_eq!(exit_code(&PipelineError::from(program("layout")).into()), 2);
         assert_eq!(exit_code(&PipelineError::from(program("add")).into()), 1);

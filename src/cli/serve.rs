@@ -12,6 +12,7 @@ use super::generate::prepare_libtpu;
 use super::{Ended, UsageError, log, print, tell};
 use crate::config::{CliOverrides, Drain, Loaded, LogFormat, load};
 use crate::pipeline::processes::together;
+use crate::pipeline::setup::check_flags;
 use crate::pjrt::end_process;
 use crate::runtime::processes::Group;
 use crate::serve::health::Condition;
@@ -228,6 +229,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     loaded.config.serve.state = Some(state.to_string_lossy().into_owned());
     prepare_libtpu(&loaded.config);
     let config = loaded.config.clone();
+    // Before the address is printed and clients connect.
+    check_flags(&config)?;
     together(&config, |group| match group {
         Some(group) if group.id() > 0 => {
             log::only_warnings();

@@ -176,7 +176,7 @@ fn check_sampling(config: &Config) -> Result<(), Fault> {
     if let Some(sigmas) = &config.sampler.sigmas
         && let Some(why) = schedule_fault(sigmas)
     {
-        return fail("sampler.sigmas", format!("{sigmas:?}"), why);
+        return fail("sampler.sigmas", list(sigmas), why);
     }
     let schedule = config.sampler.schedule;
     if schedule != ScheduleKind::Beta && config.sampler.beta != BetaSchedule::default() {
@@ -187,20 +187,22 @@ fn check_sampling(config: &Config) -> Result<(), Fault> {
     if config.sampler.sigmas.is_some() && schedule != ScheduleKind::Ltx2 {
         let why =
             "sampler.sigmas holds the noise levels already: set sampler.steps, which takes their place, or remove it";
-        return fail("sampler.schedule", format!("{schedule:?}"), why.into());
+        return fail("sampler.schedule", word(schedule), why.into());
     }
     // By `reference` it is one of many conventions; beside another one, somebody asked for it.
     let asked = config.sampler.sigma_shift == Reference::Diffusers && config.reference != Reference::Diffusers;
     if asked && schedule != ScheduleKind::Ltx2 {
-        let why =
-            format!("sampler.schedule = {schedule:?} is shifted for no number of tokens; leave out one of the two");
+        let why = format!(
+            "sampler.schedule = {} is shifted for no number of tokens; leave out one of the two",
+            word(schedule)
+        );
         return fail("sampler.sigma_shift", "diffusers".into(), why);
     }
     if let Some(why) = schedule_fault(&config.two_stage.sigmas) {
-        return fail("two_stage.sigmas", format!("{:?}", config.two_stage.sigmas), why);
+        return fail("two_stage.sigmas", list(&config.two_stage.sigmas), why);
     }
     if let Some(why) = schedule_fault(&config.dfr.sigmas) {
-        return fail("dfr.sigmas", format!("{:?}", config.dfr.sigmas), why);
+        return fail("dfr.sigmas", list(&config.dfr.sigmas), why);
     }
     check_sampler(config)?;
     check_guidance(config)
@@ -245,7 +247,7 @@ fn check_run(config: &Config) -> Result<(), Fault> {
         return fail("model.blocks", blocks.to_string(), why);
     }
     if let Some(lora) = config.model.loras.iter().find(|l| l.stages.iter().any(|s| !matches!(s, 1 | 2))) {
-        return fail("model.loras", lora.path.clone(), format!("stages {:?} must be 1, 2 or both", lora.stages));
+        return fail("model.loras", lora.path.clone(), format!("stages {} must be 1, 2 or both", list(&lora.stages)));
     }
     if let Err(why) = config.platform() {
         return fail("runtime.platform", config.runtime.platform.clone(), why);
@@ -319,6 +321,20 @@ fn check_guidance(config: &Config) -> Result<(), Fault> {
         return fail(skip_key, skip.to_string(), format!("{why}; remove it, or choose another sampler.kind"));
     }
     Ok(())
+}
+
+/// A list as YAML writes it.
+fn list<T: std::fmt::Display>(items: &[T]) -> String {
+    let items: Vec<String> = items.iter().map(ToString::to_string).collect();
+    format!("[{}]", items.join(", "))
+}
+
+/// The word of the YAML for a choice.
+fn word(choice: impl serde::Serialize) -> String {
+    match serde_json::to_value(choice) {
+        Ok(Value::String(word)) => word,
+        other => other.map_or_else(|_| String::new(), |value| value.to_string()),
+    }
 }
 
 /// The steps that a list of sigmas makes: a closing 0 is none.

@@ -81,29 +81,20 @@ pub enum ConfigError {
     },
 }
 
-impl ConfigError {
-    /// The error without its file.
-    pub(crate) fn message(&self) -> String {
-        match self {
-            ConfigError::Form { message, .. } => message.clone(),
-            ConfigError::Unsupported { key, value, supported, .. } => {
-                format!("{key} = {value} is not supported, only {supported}")
-            }
-            ConfigError::Unread { key, value, .. } => {
-                format!("{key} = {value} is a key that this program does not know: the model may be newer than it")
-            }
-        }
-    }
-}
-
 impl std::error::Error for ConfigError {}
 
+/// The error alone: [`PipelineError::Config`](crate::pipeline::PipelineError::Config) names file and component.
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (ConfigError::Form { component, .. }
-        | ConfigError::Unsupported { component, .. }
-        | ConfigError::Unread { component, .. }) = self;
-        write!(f, "config.json of '{component}': {}", self.message())
+        match self {
+            ConfigError::Form { message, .. } => f.write_str(message),
+            ConfigError::Unsupported { key, value, supported, .. } => {
+                write!(f, "{key} = {value} is not supported, only {supported}")
+            }
+            ConfigError::Unread { key, value, .. } => {
+                write!(f, "{key} = {value} is a key that this program does not know: the model may be newer than it")
+            }
+        }
     }
 }
 
@@ -139,20 +130,22 @@ pub(crate) fn require(
     ok: bool,
     component: &'static str,
     key: impl Into<Cow<'static, str>>,
-    value: impl std::fmt::Debug,
+    value: impl serde::Serialize,
     supported: &'static str,
 ) -> std::result::Result<(), ConfigError> {
     if ok { Ok(()) } else { Err(unsupported(component, key, value, supported)) }
 }
 
-/// A value that no code computes.
+/// The error of a value that no code computes; the message shows it as JSON, as the file does.
 pub(crate) fn unsupported(
     component: &'static str,
     key: impl Into<Cow<'static, str>>,
-    value: impl std::fmt::Debug,
+    value: impl serde::Serialize,
     supported: &'static str,
 ) -> ConfigError {
-    ConfigError::Unsupported { component, key: key.into(), value: format!("{value:?}"), supported }
+    // Numbers, text and lists always have a JSON form.
+    let value = serde_json::to_string(&value).unwrap_or_else(|_| "its value".into());
+    ConfigError::Unsupported { component, key: key.into(), value, supported }
 }
 
 #[cfg(test)]
@@ -166,13 +159,23 @@ mod tests {
             widths: Vec<usize>,
         }
         let error = |json| parse_config::<C>("connectors", &json).expect_err("wrong").to_string();
-        let wrong = "config.json of 'connectors': widths[1]: invalid type: string \"two\", expected usize";
+        let wrong = "widths[1]: invalid type: string \"two\", expected usize";
         assert_eq!(error(serde_json::json!({"widths": [1, "two"]})), wrong);
         let silent = serde_json::json!({"widths": [], "_class_name": "C", "causal_temporal_positioning": false});
         assert!(parse_config::<C>("connectors", &silent).expect("known keys").widths.is_empty());
-        let new = "config.json of 'connectors': depth = 3 is a key that this program does not know: the model may be \
-                   newer than it";
+        let new = "depth = 3 is a key that this program does not know: the model may be newer than it";
         assert_eq!(error(serde_json::json!({"widths": [], "depth": 3})), new);
         assert!(error(serde_json::json!({"widths": [], "causal_temporal_positioning": true})).contains("newer"));
+    }
+
+    #[test]
+    fn unsupported_values_are_shown_as_json() {
+        let shown = |value: serde_json::Value, error: ConfigError| {
+            assert_eq!(error.to_string(), format!("key = {value} is not supported, only 1"));
+        };
+        shown(2.0.into(), unsupported("vae", "key", Some(2.0), "1"));
+        shown(serde_json::Value::Null, unsupported("vae", "key", None::<f64>, "1"));
+        shown("gelu".into(), unsupported("vae", "key", Some("gelu"), "1"));
+        shown(serde_json::json!([1, 2]), unsupported("vae", "key", [1, 2], "1"));
     }
 }

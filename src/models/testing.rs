@@ -36,14 +36,19 @@ pub(crate) fn changed(mut config: Json, changes: &Json) -> Json {
     config
 }
 
-/// Each configuration is refused with an error that names the component and has the words.
+/// Each configuration is refused with an error of the component whose message contains the words and no Rust syntax.
 pub(crate) fn assert_refused<T>(
     component: &str,
     read: impl Fn(&Json) -> Result<T, ConfigError>,
     cases: impl IntoIterator<Item = (Json, &'static str)>,
 ) {
     for (config, words) in cases {
-        let e = read(&config).err().expect("refused").to_string();
-        assert!(e.starts_with(&format!("config.json of '{component}': ")) && e.contains(words), "{e}");
+        let error = read(&config).err().expect("refused");
+        let (ConfigError::Form { component: own, .. }
+        | ConfigError::Unsupported { component: own, .. }
+        | ConfigError::Unread { component: own, .. }) = &error;
+        let message = error.to_string();
+        assert!(*own == component && message.contains(words), "{own}: {message}");
+        assert!(!["Some(", "None", " { "].iter().any(|rust| message.contains(rust)), "{message}");
     }
 }

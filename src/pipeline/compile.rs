@@ -308,7 +308,7 @@ impl Job<'_> {
         let made = compiled();
         let outcome = match &made {
             Ok((module, _)) => Some(CompileOutcome::Module(module.clone())),
-            Err(PipelineError::Runtime(RuntimeError::Plugin(refusal))) => {
+            Err(PipelineError::Runtime(RuntimeError::Plugin(refusal) | RuntimeError::Flag { source: refusal, .. })) => {
                 Some(CompileOutcome::Failure(refusal.to_string()))
             }
             Err(_) => None,

@@ -81,7 +81,11 @@ impl ModelConfigs {
 
     /// A part's configuration is wrong.
     fn wrong(&self, part: Component, source: ConfigError) -> PipelineError {
-        PipelineError::Config { place: self.origin.config_place(part), source }
+        let mut place = self.origin.config_place(part);
+        if !place.ends_with(part.config_file()) {
+            place = format!("{} ({})", place.display(), part.folder()).into();
+        }
+        PipelineError::Config { place, source }
     }
 
     /// The same model with the transformer cut to its first `layers` blocks, to look at its programs. Their blocks are

@@ -26,9 +26,7 @@ pub(super) fn evaluations(request: &Request) -> Result<Vec<(String, Tensor)>> {
     let Schedule { mut levels, coefficients } = sampler.schedule(&request.sigmas);
     let (steps, columns) = (request.sigmas.len() - 1, sampler.coefficients());
     let count = sampler.evaluations(steps);
-    let fail = |why: String| {
-        Err(PipelineError::Usage(format!("{:?}: {steps} steps are {count} evaluations, {why}", &**sampler)))
-    };
+    let fail = |why: String| Err(PipelineError::Usage(format!("{steps} steps are {count} evaluations, {why}")));
     if count > MAX_STEPS {
         return fail(format!("there may be at most {MAX_STEPS}"));
     }

@@ -9,9 +9,9 @@ pub enum PipelineError {
     #[error(transparent)]
     Weights(#[from] crate::weights::WeightsError),
     /// The model's configuration.
-    #[error("{}: {}", place.display(), source.message())]
+    #[error("{}: {source}", place.display())]
     Config {
-        /// The file, or the preset.
+        /// The file, or the preset, and the component where it holds several.
         place: PathBuf,
         source: crate::models::ConfigError,
     },
@@ -134,3 +134,36 @@ pub fn one_line(error: &(dyn std::error::Error + 'static)) -> String {
 
 /// The result of this layer.
 pub type Result<T> = std::result::Result<T, PipelineError>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::media::Error as Media;
+
+    #[test]
+    fn one_line_never_repeats_a_sentence() {
+        let wrong = || PipelineError::Config {
+            place: "vae/config.json".into(),
+            source: crate::models::unsupported("vae", "dims", Some(2.0), "3"),
+        };
+        let denied = || std::io::Error::other("permission denied");
+        let read = crate::config::ConfigError::Read { path: "x.yml".into(), source: denied() };
+        let file = Media::Io { action: "write", path: "out.mp4".into(), source: denied() };
+        let errors: [(PipelineError, &str); 5] = [
+            (wrong(), "vae/config.json: dims = 2.0 is not supported, only 3"),
+            (
+                PipelineError::Given { key: "model.vae", source: Box::new(wrong()) },
+                "vae/config.json: dims = 2.0 is not supported, only 3",
+            ),
+            (
+                PipelineError::Kept { source: Box::new(wrong()), kept: "kept".into() },
+                "vae/config.json: dims = 2.0 is not supported, only 3; its frames and samples are kept in kept",
+            ),
+            (read.into(), "cannot read x.yml: permission denied"),
+            (PipelineError::Output { key: "-o", source: file }, "-o: cannot write out.mp4: permission denied"),
+        ];
+        for (error, line) in errors {
+            assert_eq!(one_line(&error), line);
+        }
+    }
+}

@@ -103,6 +103,16 @@ pub(crate) fn platform_options(config: &Config, group: Option<&Group>) -> Result
     })
 }
 
+/// Refuses flags of the environment that the plugin of a configuration does not know, without starting it.
+///
+/// # Errors
+/// Such a flag.
+pub(crate) fn check_flags(config: &Config) -> Result<()> {
+    let choice = config.platform().map_err(PipelineError::Input)?;
+    let options = platform::Options { trial: trial_limit(config), ..platform::Options::default() };
+    Ok(platform::check_flags(&choice, &options)?)
+}
+
 /// Time for the trial of a new plugin file, where the configuration sets one.
 fn trial_limit(config: &Config) -> Option<Duration> {
     match config.runtime.watchdog {

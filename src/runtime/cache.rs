@@ -13,7 +13,8 @@ use serde::{Deserialize, Serialize};
 use super::sealed::{self, json, sha256};
 use crate::hlo::Program;
 use crate::pjrt::{
-    Client, CompileOptions, Device, DeviceDescription, Error, Executable, LoadedExecutable, Plugin, Topology,
+    Client, CompileOptions, Device, DeviceDescription, Error, Executable, LoadedExecutable, NO_HUGEPAGE_TEXT, Plugin,
+    Topology,
 };
 
 /// Bytes of a plugin's file that are hashed: its head holds the build's own identity and the addresses of all parts.
@@ -155,7 +156,11 @@ pub(super) fn fingerprint(platform: &str, options: &CompileOptions) -> String {
     let mut given = options.to_proto();
     let own = (platform == "tpu").then_some("LIBTPU_INIT_ARGS");
     for variable in std::iter::once("XLA_FLAGS").chain(own) {
-        given.extend(std::env::var_os(variable).unwrap_or_default().as_encoded_bytes());
+        let value = std::env::var_os(variable).unwrap_or_default();
+        match value.to_str() {
+            Some(text) => given.extend(text.replacen(NO_HUGEPAGE_TEXT, "", 1).into_bytes()),
+            None => given.extend(value.as_encoded_bytes()),
+        }
     }
     sha256(&given)
 }

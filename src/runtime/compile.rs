@@ -70,7 +70,7 @@ impl Refused {
             Ok(compiled) => return Ok(Some(compiled)),
             Err(error) => error,
         };
-        let Some(option) = refused(&error, &options, given) else { return Err(error.into()) };
+        let Some(option) = refused(&error, &options, given) else { return Err(of_flags(error, &given.xla_flags)) };
         if let Some(release) = toolchain.tested_libtpu() {
             return Err(RuntimeError::Option { release, option, source: error });
         }
@@ -86,13 +86,27 @@ impl Refused {
 /// The option of ours that a plugin refuses: one that it does not know, or that newer versions take for other chips only. Other
 /// errors may name options too, as advice.
 fn refused(error: &Error, options: &CompileOptions, given: &EngineOptions) -> Option<String> {
-    let is_refusal = error.code().is_some_and(|code| {
-        ["INVALID_ARGUMENT", "NOT_FOUND", "UNIMPLEMENTED", "FAILED_PRECONDITION"].contains(&code.name())
-    });
+    let own = |flag: &&String| !given.xla_flags.contains_key(*flag);
+    named(error, options.flags.keys().filter(own), &["NOT_FOUND", "UNIMPLEMENTED", "FAILED_PRECONDITION"])
+}
+
+/// The flag that an error of `INVALID_ARGUMENT`, or of other `codes`, names.
+fn named<'a>(error: &Error, mut flags: impl Iterator<Item = &'a String>, codes: &[&str]) -> Option<String> {
+    let code = error.code()?.name();
+    if code != "INVALID_ARGUMENT" && !codes.contains(&code) {
+        return None;
+    }
     let text = error.to_string();
     let words: Vec<&str> = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').collect();
-    let named = |flag: &&String| words.contains(&flag.as_str()) && !given.xla_flags.contains_key(*flag);
-    options.flags.keys().find(named).filter(|_| is_refusal).cloned()
+    flags.find(|flag| words.contains(&flag.as_str())).cloned()
+}
+
+/// An error of a compile; one of a flag of the configuration says so.
+fn of_flags(error: Error, flags: &BTreeMap<String, OptionValue>) -> RuntimeError {
+    match named(&error, flags.keys(), &["NOT_FOUND"]) {
+        Some(option) => RuntimeError::Flag { option, source: error },
+        None => error.into(),
+    }
 }
 
 #[cfg(test)]
@@ -169,7 +183,7 @@ mod tests {
         let flags = [(SPEED[1].to_string(), OptionValue::Bool(true))].into();
         let users = EngineOptions { xla_flags: flags, ..Default::default() };
         let error = compiled(&Refused::default(), &cpu(), &SPEED, 3, &users).expect_err("it was asked for");
-        assert!(error.to_string().contains(SPEED[1]), "{error}");
+        assert!(error.to_string().starts_with(&format!("runtime.xla_flags.{}: ", SPEED[1])), "{error}");
     }
 
     #[test]
@@ -199,10 +213,10 @@ mod tests {
         assert!(matches!(error, RuntimeError::Option { .. }), "{error:?}");
         let said = error.to_string();
         assert!(said.contains("libtpu 0.0.52") && said.contains(SPEED[0]) && said.contains("bug"), "{said}");
-        // One that the user gave is the user's: the plugin's own message.
+        // One that the user gave is the user's.
         let flags = SPEED.map(|name| (name.to_string(), OptionValue::Bool(true)));
         let users = EngineOptions { xla_flags: flags.into(), ..Default::default() };
         let error = compiled(&Refused::default(), &tested, &SPEED, 3, &users).expect_err("it was asked for");
-        assert!(matches!(error, RuntimeError::Plugin(_)), "{error:?}");
+        assert!(matches!(error, RuntimeError::Flag { .. }), "{error:?}");
     }
 }

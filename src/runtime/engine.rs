@@ -389,7 +389,8 @@ impl Engine {
             })?;
             let wanted = shards(&a.ty, &executable.mesh, a.sharding.as_ref());
             if *tensor.ty() != a.ty || tensor.shards() != wanted {
-                let shape = |all: &[Shard]| format!("{} shards of {:?}", all.len(), all.first().map(|s| &s.size));
+                let size = |all: &[Shard]| all.first().map_or(String::new(), |s| format!(" of {:?}", s.size));
+                let shape = |all: &[Shard]| format!("{} shards{}", all.len(), size(all));
                 let want = format!("{} in {}", a.ty, shape(&wanted));
                 let got = format!("{} in {}", tensor.ty(), shape(tensor.shards()));
                 return Err(RuntimeError::Mismatch { name: a.name.clone(), want, got });
@@ -462,10 +463,8 @@ fn warn_uncached(name: &str, error: &CacheError) {
 
 /// The layout an argument asks for.
 pub(super) fn device_layout(argument: &Argument) -> Result<Option<DeviceLayout>, RuntimeError> {
-    argument.memory_layout.as_deref().map(str::parse).transpose().map_err(|e| {
-        RuntimeError::Parameter(format!(
-            "argument '{}': memory layout {:?}: {e}",
-            argument.name, argument.memory_layout
-        ))
-    })
+    let Some(text) = argument.memory_layout.as_deref() else { return Ok(None) };
+    // The parser's error quotes the layout.
+    let fail = |e| RuntimeError::Parameter(format!("argument '{}': memory {e}", argument.name));
+    text.parse().map(Some).map_err(fail)
 }

@@ -15,14 +15,17 @@ pub enum RuntimeError {
     #[error("{during} {name}: too little memory on a device: {source}")]
     OutOfMemory { during: During, name: String, source: crate::pjrt::Error },
     /// A release of libtpu refuses an option of ours that it was tested with: on others it is left out.
-    #[error("libtpu {release} refuses the option {option}; this is a bug, please report it with the command")]
+    #[error("libtpu {release} refuses the option {option}: {source}; this is a bug, please report it with the command")]
     Option { release: &'static str, option: String, source: crate::pjrt::Error },
     /// A plugin refuses an option of ours without which it computes other numbers.
     #[error(
         "the plugin does not take the option {option}, which the numbers rest on: `ltx2 plugin install cpu|cuda|tpu` fetches one \
-         that does"
+         that does ({source})"
     )]
     Needed { option: String, source: crate::pjrt::Error },
+    /// A plugin refuses an XLA flag of the configuration.
+    #[error("runtime.xla_flags.{option}: {source}; correct or remove the flag")]
+    Flag { option: String, source: crate::pjrt::Error },
     #[error(transparent)]
     Program(#[from] crate::hlo::Error),
     #[error(transparent)]

@@ -1,12 +1,12 @@
 //! Which hardware a run uses: `--platform auto | cpu | cuda | tpu | PATH.so`.
 
-use std::ffi::{CStr, c_char, c_int};
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
+pub(crate) use super::hardware::{cuda_devices, hardware};
 use super::trial;
 use crate::pjrt::discover::{self, PLUGIN_VARIABLE, Platform, Search};
 use crate::pjrt::{Attributes, Client, ClientOptions, CpuOptions, CudaOptions, Error, Node, Plugin};
@@ -36,7 +36,7 @@ impl FromStr for Choice {
             "cuda" => Ok(Choice::Named(Platform::Cuda)),
             "tpu" => Ok(Choice::Named(Platform::Tpu)),
             file if file.contains('/') || file.ends_with(".so") => Ok(Choice::File(file.into())),
-            other => Err(format!("platform {other:?} is none of auto, cpu, cuda, tpu or a plugin file PATH.so")),
+            other => Err(format!("platform '{other}' is none of auto, cpu, cuda, tpu or a plugin file PATH.so")),
         }
     }
 }
@@ -100,13 +100,36 @@ pub(crate) fn open_with(choice: &Choice, options: &Options) -> Result<(Plugin, C
         options.node = None;
     }
     let options = &options;
+    if let Some(platform) = known {
+        // A file that is named like a plugin of a platform needs the platform's hardware as the platform does.
+        hardware(platform).map_err(|reason| PlatformError::NoHardware { platform: platform.name(), reason })?;
+    }
     match choice {
         Choice::File(path) => Ok(start_file(path, known, options)?),
-        Choice::Named(platform) => {
-            hardware(*platform).map_err(|reason| PlatformError::NoHardware { platform: platform.name(), reason })?;
-            Ok(start(*platform, &discover::find(*platform, None), options)?)
-        }
+        Choice::Named(platform) => Ok(start(*platform, &discover::find(*platform, None), options)?),
         Choice::Auto => auto(options),
+    }
+}
+
+/// Tries the plugin that a choice starts first with the flags of the environment, without starting it.
+///
+/// # Errors
+/// A flag that the plugin does not know. Other faults are left to [`open_with`].
+pub(crate) fn check_flags(choice: &Choice, options: &Options) -> Result<(), PlatformError> {
+    let variable = std::env::var_os(PLUGIN_VARIABLE).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let first = |platform: Platform| {
+        let found = discover::find(platform, None).found.into_iter().next().filter(|_| hardware(platform).is_ok());
+        found.map(|plugin| plugin.path)
+    };
+    let path = match choice {
+        Choice::File(path) => Some(path.clone()),
+        Choice::Named(platform) => first(*platform),
+        Choice::Auto => variable.or_else(|| Platform::ALL.into_iter().find_map(first)),
+    };
+    let is_here = |path: &PathBuf| Platform::of_file(path).is_none_or(|platform| hardware(platform).is_ok());
+    match path.filter(is_here).map_or(Ok(()), |path| trial::check(&path, options.trial)) {
+        Err(error @ Error::Flags { .. }) => Err(error.into()),
+        _ => Ok(()),
     }
 }
 
@@ -119,7 +142,11 @@ pub(crate) fn rehearses(platform: &str) -> bool {
 fn auto(options: &Options) -> Result<(Plugin, Client), PlatformError> {
     if let Some(path) = std::env::var_os(PLUGIN_VARIABLE).filter(|value| !value.is_empty()) {
         let path = PathBuf::from(path);
-        let opened = start_file(&path, Platform::of_file(&path), options)?;
+        let known = Platform::of_file(&path);
+        if let Some(platform) = known {
+            hardware(platform).map_err(|reason| PlatformError::NoHardware { platform: platform.name(), reason })?;
+        }
+        let opened = start_file(&path, known, options)?;
         tracing::info!("platform {}: {PLUGIN_VARIABLE} names it", path.display());
         return Ok(opened);
     }
@@ -188,40 +215,6 @@ fn client_options(platform: Option<Platform>, options: &Options) -> ClientOption
     }
 }
 
-/// Hardware of a platform, or why there is none. Loads no plugin, so it neither hangs nor crashes on a
-/// machine without it.
-pub(crate) fn hardware(platform: Platform) -> Result<String, String> {
-    match platform {
-        Platform::Cpu => Ok("always there".into()),
-        Platform::Cuda => cuda_devices().map(|names| format!("{} NVIDIA device(s)", names.len())),
-        Platform::Tpu => match tpu_chips(Path::new("/")) {
-            0 => Err("no TPU chip (no /dev/accel0, no Google PCI device under /dev/vfio)".into()),
-            count => Ok(format!("{count} TPU chip(s)")),
-        },
-    }
-}
-
-/// TPU chips below `root` (the file system's): numbered `/dev/accel` nodes up to v4, PCI devices of Google handed to
-/// vfio since v5e. `/dev/accel/` is another kernel subsystem, and Google's other PCI devices have drivers of their own.
-fn tpu_chips(root: &Path) -> usize {
-    let entries = |folder: &str| fs::read_dir(root.join(folder)).into_iter().flatten().flatten();
-    let numbered = |name: &str, prefix: &str| {
-        name.strip_prefix(prefix).is_some_and(|rest| !rest.is_empty() && rest.bytes().all(|b| b.is_ascii_digit()))
-    };
-    let count = |folder: &str, prefix: &str| {
-        entries(folder).filter(|entry| numbered(&entry.file_name().to_string_lossy(), prefix)).count()
-    };
-    let accel = count("dev", "accel");
-    if accel > 0 || count("dev/vfio", "") == 0 {
-        return accel;
-    }
-    let is_tpu = |device: &Path| {
-        let google = fs::read_to_string(device.join("vendor")).is_ok_and(|vendor| vendor.trim() == "0x1ae0");
-        google && fs::read_link(device.join("driver")).is_ok_and(|driver| driver.ends_with("vfio-pci"))
-    };
-    entries("sys/bus/pci/devices").filter(|entry| is_tpu(&entry.path())).count()
-}
-
 /// Libraries that the CUDA plugin will not find, each with a remedy: neither beside it, where wheels leave it, nor
 /// where the system's loader looks.
 pub(crate) fn missing_for_cuda(plugin: &Path) -> Vec<String> {
@@ -258,48 +251,6 @@ pub(crate) fn missing_for_cuda(plugin: &Path) -> Vec<String> {
         .collect()
 }
 
-/// Names of the NVIDIA devices that the driver answers for, which are the kinds of their plugin.
-pub(crate) fn cuda_devices() -> Result<Vec<String>, String> {
-    // Without a device node the driver library, where a package left one, has nothing to talk to. /dev/dxg is WSL's.
-    if !["/dev/nvidiactl", "/dev/dxg"].iter().any(|node| Path::new(node).exists()) {
-        return Err("no NVIDIA driver (no /dev/nvidiactl)".into());
-    }
-    // SAFETY: the NVIDIA driver's library; loading it runs its initialisers only.
-    let library = unsafe { libloading::Library::new("libcuda.so.1") };
-    let library = library.map_err(|_| "no NVIDIA driver (libcuda.so.1 does not load)".to_owned())?;
-    let missing = |_| "the NVIDIA driver is not one (libcuda.so.1 without cuInit)".to_owned();
-    let mut names = Vec::new();
-    // SAFETY: these are the signatures of the CUDA driver interface; the name's length is that of its buffer.
-    let status = unsafe {
-        let init = library.get::<unsafe extern "C" fn(u32) -> c_int>(b"cuInit\0").map_err(missing)?;
-        let devices =
-            library.get::<unsafe extern "C" fn(*mut c_int) -> c_int>(b"cuDeviceGetCount\0").map_err(missing)?;
-        let name_of = library
-            .get::<unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int>(b"cuDeviceGetName\0")
-            .map_err(missing)?;
-        let mut count: c_int = 0;
-        let mut status = init(0);
-        if status == 0 {
-            status = devices(&mut count);
-        }
-        for device in 0..count {
-            let mut name: [c_char; 256] = [0; 256];
-            if status == 0 {
-                status = name_of(name.as_mut_ptr(), 255, device);
-            }
-            names.push(CStr::from_ptr(name.as_ptr()).to_string_lossy().into_owned());
-        }
-        status
-    };
-    // The driver keeps threads and state after cuInit: it stays loaded, as the plugin will want it anyway.
-    std::mem::forget(library);
-    match status {
-        0 if !names.is_empty() => Ok(names),
-        0 => Err("the NVIDIA driver sees no device".into()),
-        status => Err(format!("the NVIDIA driver answers with CUDA error {status}")),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -310,29 +261,6 @@ mod tests {
         assert_eq!("tpu".parse(), Ok(Choice::Named(Platform::Tpu)));
         assert_eq!("./my.so".parse(), Ok(Choice::File("./my.so".into())));
         assert!("gpu".parse::<Choice>().unwrap_err().contains("auto, cpu, cuda, tpu"));
-    }
-
-    #[test]
-    fn tpu_chips_are_told_from_other_devices() {
-        let root = tempfile::tempdir().unwrap();
-        let path = |name: &str| root.path().join(name);
-        fs::create_dir_all(path("dev/accel")).unwrap();
-        fs::create_dir_all(path("dev/vfio")).unwrap();
-        fs::write(path("dev/vfio/vfio"), "").unwrap();
-        assert_eq!(tpu_chips(root.path()), 0, "the accel subsystem's folder and vfio's control node are no chips");
-        fs::write(path("dev/vfio/0"), "").unwrap();
-        for (name, vendor, driver) in
-            [("tpu", "0x1ae0\n", "vfio-pci"), ("net", "0x1ae0\n", "gvnic"), ("gpu", "0x10de\n", "vfio-pci")]
-        {
-            let device = path("sys/bus/pci/devices").join(name);
-            fs::create_dir_all(&device).unwrap();
-            fs::write(device.join("vendor"), vendor).unwrap();
-            std::os::unix::fs::symlink(Path::new("../../drivers").join(driver), device.join("driver")).unwrap();
-        }
-        assert_eq!(tpu_chips(root.path()), 1);
-        fs::write(path("dev/accel0"), "").unwrap();
-        fs::write(path("dev/accel1"), "").unwrap();
-        assert_eq!(tpu_chips(root.path()), 2);
     }
 
     #[test]

@@ -60,6 +60,11 @@ impl Libtpu {
     /// A library that does not say its build: taken for the newest.
     const UNKNOWN: Libtpu = Libtpu(u64::MAX);
 
+    /// The platform version of the pinned release, as far as [`Libtpu::of`] reads it.
+    pub(crate) fn pinned_version() -> String {
+        format!("cl/{}", Self::TESTED[0].1.0)
+    }
+
     /// The build, by what a TPU plugin's client or topology says of its version.
     pub(crate) fn of(platform_version: &str) -> Self {
         let label = platform_version.split_whitespace().find_map(|word| word.strip_prefix("cl/")?.parse().ok());

@@ -1,5 +1,6 @@
 //! Devices that a program is compiled for without being there: `tpu:v6e:2x4`, `cuda:h200:1x1x4`, `cpu:8`.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -9,6 +10,7 @@ use super::compile::{EngineOptions, Refused, compile_options};
 use super::error::RuntimeError;
 use super::flags::Toolchain;
 use super::platform::hardware;
+use super::plugins::Libtpu;
 use super::sealed::sha256;
 use super::trial;
 use crate::analysis::{Chip, Links};
@@ -33,6 +35,8 @@ pub struct Target {
     shape: Vec<usize>,
     /// Of a TPU: as many of that shape, with a network between them.
     slices: usize,
+    /// Chips of a VM along each dimension, where they differ from libtpu's default of 2x2x1.
+    vm_bounds: Option<Vec<i64>>,
 }
 
 /// A target that does not exist.
@@ -98,9 +102,18 @@ impl Target {
         if platform == Platform::Cuda && target_config.is_none() {
             return fail(format!("the chip file of '{}' has no target_config, which XLA compiles by", parts[1]));
         }
+        let vm_bounds = name.and_then(|name| vm_bounds(name, &shape));
         let (name, chip) = (name.map(String::from), chip.or(named).cloned());
-        Ok(Target { platform, name, chip, target_config, shape, slices })
+        Ok(Target { platform, name, chip, target_config, shape, slices, vm_bounds })
     }
+}
+
+/// Chips along each dimension of a slice that is one VM and has more chips than the 2x2x1 that libtpu takes for a VM.
+fn vm_bounds(chip: &str, shape: &[usize]) -> Option<Vec<i64>> {
+    let largest = Chip::named(chip).ok()?.single_vm_chips?;
+    let chips: usize = shape.iter().product();
+    let bounds = || shape.iter().map(|n| *n as i64).chain(std::iter::repeat(1)).take(3).collect();
+    (chips > 4 && chips <= largest).then(bounds)
 }
 
 impl fmt::Display for Target {
@@ -115,6 +128,8 @@ impl fmt::Display for Target {
 /// A target with the plugin that compiles for it.
 pub struct OpenTarget {
     pub(crate) target: Target,
+    /// Hosts of the devices.
+    vms: usize,
     /// Device ids, in the order in which meshes count them.
     pub devices: Vec<i32>,
     pub device_kind: String,
@@ -161,6 +176,11 @@ impl OpenTarget {
         Toolchain { platform, kind, version }
     }
 
+    /// Number of hosts that the devices belong to.
+    pub fn vms(&self) -> usize {
+        self.vms
+    }
+
     /// Whether the devices are present, so that the compiler leaves nothing for a run to choose.
     pub(crate) fn is_present(&self) -> bool {
         matches!(self.compiler, Compiler::Client(_))
@@ -186,6 +206,20 @@ impl Target {
             *devices_per_host = n;
         }
         Some(chip)
+    }
+
+    /// Compiler, number of devices, and bytes that a program may use on each, from chip files alone: no plugin is loaded. The
+    /// compiler is the plugin's pinned version, whose platform version is known of libtpu only.
+    pub fn described(&self) -> (Toolchain, usize, Option<i64>) {
+        let name = self.name.as_deref().unwrap_or_default();
+        let own = self.chip.as_ref().filter(|chip| chip.name == name).or_else(|| Chip::named(name).ok());
+        let kind =
+            own.and_then(|chip| chip.device_kinds.first().cloned()).unwrap_or_else(|| self.platform.name().into());
+        let version = if self.platform == Platform::Tpu { Libtpu::pinned_version() } else { String::new() };
+        let per_chip = own.and_then(|chip| chip.devices_per_chip).unwrap_or(1);
+        let count = self.shape.iter().product::<usize>() * self.slices * per_chip;
+        let capacity = own.into_iter().chain(&self.chip).map(|chip| chip.capacity).min();
+        (Toolchain { platform: self.platform.name().into(), kind, version }, count, capacity)
     }
 
     fn shape_text(&self) -> String {
@@ -234,7 +268,7 @@ impl Target {
                 let capacity = self.chip.as_ref().map(|c| c.capacity);
                 let compiler = Compiler::Client(client);
                 let (target, refused) = (self.clone(), Refused::default());
-                return Ok(OpenTarget { target, devices, device_kind, capacity, compiler, refused });
+                return Ok(OpenTarget { target, vms: 1, devices, device_kind, capacity, compiler, refused });
             }
             Platform::Cuda => {
                 let config = self.target_config.as_deref().unwrap_or_default();
@@ -242,8 +276,9 @@ impl Target {
                 Topology::new(&plugin, chip, &options)?
             }
             Platform::Tpu => {
-                let slices = (self.slices > 1).then_some(("num_slices".into(), Value::Int(self.slices as i64)));
-                Topology::new(&plugin, &format!("{chip}:{shape}"), &slices.into_iter().collect())?
+                let slices = (self.slices > 1).then(|| ("num_slices".into(), Value::Int(self.slices as i64)));
+                let bounds = self.vm_bounds.clone().map(|own| ("chips_per_host_bounds".into(), Value::Ints(own)));
+                Topology::new(&plugin, &format!("{chip}:{shape}"), &slices.into_iter().chain(bounds).collect())?
             }
         };
         let described = topology.devices()?;
@@ -253,6 +288,7 @@ impl Target {
         });
         Ok(OpenTarget {
             target: self.clone(),
+            vms: described.iter().map(|d| d.process_index).collect::<BTreeSet<_>>().len(),
             device_kind: described.first().map(|d| d.kind.clone()).unwrap_or_default(),
             devices: described.iter().map(|d| d.id).collect(),
             // A GPU's topology repeats the card's size, of which the driver keeps a part.
@@ -291,16 +327,17 @@ impl OpenTarget {
         Ok(self.topology()?.plugin().path().to_path_buf())
     }
 
-    /// The kind of the devices, as far as a module depends on it: a GPU that is not here is also what its description
-    /// says.
+    /// The kind of the devices, as far as a module depends on it: an absent GPU is also what its description says, a TPU also
+    /// how many chips a VM has.
     pub(super) fn device_identity(&self) -> Result<String, CacheError> {
         let topology = self.topology()?;
         let kind = device_kind(self.target.platform.name(), &topology, &topology.devices()?)?;
-        Ok(match self.target.platform {
-            Platform::Cuda => {
+        Ok(match (self.target.platform, &self.target.vm_bounds) {
+            (Platform::Cuda, _) => {
                 let config = self.target.target_config.as_deref().unwrap_or_default();
                 format!("{kind} {}", &sha256(config.as_bytes())[..16])
             }
+            (_, Some(bounds)) => format!("{kind} {bounds:?}"),
             _ => kind,
         })
     }
@@ -328,6 +365,35 @@ impl OpenTarget {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn slices_of_one_vm_have_its_chips() {
+        let bounds = |text: &str| text.parse::<Target>().expect(text).vm_bounds;
+        for (text, one_vm) in [("tpu:v5e:2x4", [2, 4, 1]), ("tpu:v6e:2x4", [2, 4, 1]), ("tpu:v6e:4x2:2", [4, 2, 1])] {
+            assert_eq!(bounds(text), Some(one_vm.to_vec()), "{text}");
+        }
+        // A VM of libtpu's default, and slices of several: four chips a VM.
+        let default = ["v5e:1x1", "v5e:2x2", "v6e:2x2", "v5e:4x4", "v6e:4x4", "v6e:8x8", "v5p:2x2x2", "tpu7x:2x2x1"];
+        for text in default {
+            assert_eq!(bounds(&format!("tpu:{text}")), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_target_is_described_without_its_plugin() {
+        let described = |text: &str| {
+            let (toolchain, count, capacity) = text.parse::<Target>().expect(text).described();
+            (toolchain.platform.clone(), toolchain.kind.clone(), toolchain.tested_libtpu(), count, capacity)
+        };
+        let capacity = |name: &str| Some(Chip::named(name).expect(name).capacity);
+        let release = Libtpu::of(&Libtpu::pinned_version()).release();
+        let tpu = |kind: &str, count, chip| ("tpu".into(), kind.into(), release, count, capacity(chip));
+        assert_eq!(described("tpu:v6e:2x4:2"), tpu("TPU v6 lite", 16, "v6e"));
+        assert_eq!(described("tpu:tpu7x:2x2x1"), tpu("TPU7x", 8, "tpu7x"));
+        let gpus = ("cuda".into(), "NVIDIA H200".into(), None, 4, capacity("h200"));
+        assert_eq!(described("cuda:h200:1x1x4"), gpus);
+        assert_eq!(described("cpu:8"), ("cpu".into(), "cpu".into(), None, 8, None));
+    }
 
     #[test]
     fn targets_are_read_and_written() {

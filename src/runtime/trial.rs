@@ -1,5 +1,6 @@
-//! Trials of plugin files: a new one is loaded by a short-lived process of this program first, so that one that aborts or hangs
-//! there is an error. A good result is kept by the file's checksum.
+//! Trials of plugin files: a short-lived process of this program loads a new one first, so that a plugin that aborts or hangs
+//! there is an error. A good result is kept by the file's checksum. Plugins also abort at a flag of the environment that they do
+//! not know; where flags are set, the trial makes the plugin parse them, and its result is kept for these flags.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -11,7 +12,10 @@ use std::sync::OnceLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::hardware::hardware;
+use super::plugin_flags;
 use super::sealed::{replace, sha256, sha256_file};
+use crate::pjrt::discover::Platform;
 use crate::pjrt::{Error, Plugin, end_process};
 
 /// Variable that names the file to a process that tries one.
@@ -19,6 +23,10 @@ const FILE: &str = "LTX2_TRY_PLUGIN";
 /// Time for a trial where nothing else is said: half a gigabyte may come over a network, and libtpu away from a TPU asks the
 /// cloud's metadata server for minutes.
 const PATIENCE: Duration = Duration::from_secs(600);
+/// Time for parsing flags.
+const FLAG_PATIENCE: Duration = Duration::from_secs(30);
+/// Line that a trial prints when the plugin is loaded and will parse flags.
+const LOADED: &str = "ltx2: the plugin is loaded";
 /// Exit code of a trial whose file was refused in good order.
 const REFUSED: i32 = 86;
 /// Characters of a message that are told, at most.
@@ -34,9 +42,20 @@ static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
 /// never calls this loads plugins at once: started again, it would do its own work.
 pub(crate) fn begin() {
     if let Some(file) = std::env::var_os(FILE) {
-        let refused = Plugin::load(Path::new(&file)).is_err();
+        let loaded = load_here(Path::new(&file));
+        if let Ok(plugin) = &loaded
+            && plugin_flags::are_set()
+        {
+            eprintln!("{LOADED}");
+            // A plugin that hangs now hangs the run too, which has its own watchdog.
+            thread::spawn(|| {
+                thread::sleep(FLAG_PATIENCE);
+                end_process(REFUSED)
+            });
+            plugin_flags::parse(plugin);
+        }
         // Exit handlers of the plugin are no part of the trial.
-        end_process(if refused { REFUSED } else { 0 });
+        end_process(if loaded.is_err() { REFUSED } else { 0 });
     }
     if let Ok(program) = std::env::current_exe() {
         // Begun once a process.
@@ -44,19 +63,49 @@ pub(crate) fn begin() {
     }
 }
 
-/// Loads a plugin; a new file is tried first, for so long, or for [`PATIENCE`].
+/// Loads a plugin; a new file is tried first, for `limit` or [`PATIENCE`].
 ///
 /// # Errors
-/// A file that ends or holds up the process that tries it; those of loading it.
+/// Those of [`check`]; those of loading it.
 pub(crate) fn load(path: &Path, limit: Option<Duration>) -> Result<Plugin, Error> {
-    if let Some(program) = PROGRAM.get() {
-        let tried = match folder() {
-            Some(folder) => Known { folder }.good_or(path, || attempt(program, path, limit)),
-            None => attempt(program, path, limit).map(drop),
-        };
-        tried.map_err(|reason| Error::Load { plugin: path.into(), reason })?;
-    }
-    Plugin::load(path)
+    check(path, limit)?;
+    load_here(path)
+}
+
+/// Tries a new plugin file, or new flags, without loading it into this process.
+///
+/// # Errors
+/// A file that ends or holds up the process that tries it; a flag of the environment that it does not take.
+pub(crate) fn check(path: &Path, limit: Option<Duration>) -> Result<(), Error> {
+    let Some(program) = PROGRAM.get() else { return Ok(()) };
+    let attempt = || attempt(program, path, limit);
+    let tried = match (folder(), plugin_flags::identity()) {
+        (Some(folder), Some(flags)) => Known { folder, flags }.good_or(path, attempt),
+        _ => attempt().map(drop),
+    };
+    tried.map_err(|fault| match fault {
+        Fault::Load(reason) => Error::Load { plugin: path.into(), reason },
+        Fault::Flags(reason) => Error::Flags { plugin: path.into(), reason },
+    })
+}
+
+/// Loads a plugin into this process. libtpu looks for its chips while it is initialised, for minutes where there are none: it is
+/// not initialised there, unless it is told to compile for absent ones.
+fn load_here(path: &Path) -> Result<Plugin, Error> {
+    Plugin::load_if(path, |plugin| {
+        if !plugin.is_for_tpus() || std::env::var_os("TPU_SKIP_MDS_QUERY").is_some() {
+            return Ok(());
+        }
+        let missing = |reason| Error::NoHardware { platform: Platform::Tpu.name(), reason };
+        hardware(Platform::Tpu).map(drop).map_err(missing)
+    })
+}
+
+/// Why a trial failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Fault {
+    Load(String),
+    Flags(String),
 }
 
 /// The folder of results; none where the environment wants nothing kept.
@@ -69,18 +118,21 @@ fn folder() -> Option<PathBuf> {
     Some(cache.join("ltx2/plugins"))
 }
 
-/// Results that are kept: an empty file by the checksum of each good plugin, and by place, size and time of each plugin's file
-/// one with its checksum, so that it is read once.
+/// Results that are kept: an empty file by the checksum of each good plugin and the flags that it parsed, and by place, size and
+/// time of each plugin's file one with its checksum, so that it is read once.
 struct Known {
     folder: PathBuf,
+    /// Identity of the environment's flags; empty where none are set.
+    flags: String,
 }
 
 impl Known {
     /// Whether a file is known as good, or else is so by a trial, which says whether that was seen.
-    fn good_or(&self, path: &Path, trial: impl FnOnce() -> Result<bool, String>) -> Result<(), String> {
+    fn good_or(&self, path: &Path, trial: impl FnOnce() -> Result<bool, Fault>) -> Result<(), Fault> {
         let Some(about) = identity(path) else { return trial().map(drop) };
         let about = self.folder.join(format!("file-{about}"));
-        let is_good = |checksum: &str| !checksum.is_empty() && self.folder.join(checksum).exists();
+        let result = |checksum: &str| self.folder.join(format!("{checksum}{}", self.flags));
+        let is_good = |checksum: &str| !checksum.is_empty() && result(checksum).exists();
         if fs::read_to_string(&about).is_ok_and(|checksum| is_good(&checksum)) {
             return Ok(());
         }
@@ -89,7 +141,7 @@ impl Known {
             if !trial()? {
                 return Ok(());
             }
-            self.keep(&self.folder.join(&checksum), "");
+            self.keep(&result(&checksum), "");
         }
         self.keep(&about, &checksum);
         Ok(())
@@ -116,7 +168,7 @@ fn identity(path: &Path) -> Option<String> {
 ///
 /// # Errors
 /// The end of the process, or its hanging.
-fn attempt(program: &Path, path: &Path, limit: Option<Duration>) -> Result<bool, String> {
+fn attempt(program: &Path, path: &Path, limit: Option<Duration>) -> Result<bool, Fault> {
     let (limit, started) = (limit.unwrap_or(PATIENCE), Instant::now());
     let untried = |error: std::io::Error| {
         tracing::debug!("{} is loaded without a trial: {error}", path.display());
@@ -127,7 +179,7 @@ fn attempt(program: &Path, path: &Path, limit: Option<Duration>) -> Result<bool,
         Err(error) => return untried(error),
     };
     let mut command = Command::new(program);
-    command.env(FILE, path).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+    command.env(FILE, path).env_remove("LTX2_COMPILE_LOG").stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
     let mut child = match command.spawn() {
         Ok(child) => child,
         Err(error) => return untried(error),
@@ -140,7 +192,8 @@ fn attempt(program: &Path, path: &Path, limit: Option<Duration>) -> Result<bool,
                 let _ = child.kill();
                 let _ = child.wait();
                 let seconds = limit.as_secs();
-                return Err(format!("the process that tried it hung for {seconds} s while it was loaded; {REMEDY}"));
+                let hung = format!("the process that tried it hung for {seconds} s while it was loaded; {REMEDY}");
+                return Err(Fault::Load(hung));
             }
             Ok(None) => thread::sleep(Duration::from_millis(5)),
             Err(error) => return untried(error),
@@ -148,7 +201,7 @@ fn attempt(program: &Path, path: &Path, limit: Option<Duration>) -> Result<bool,
     }
 }
 
-fn outcome(status: ExitStatus, said: &mut File) -> Result<bool, String> {
+fn outcome(status: ExitStatus, said: &mut File) -> Result<bool, Fault> {
     match status.code() {
         Some(0) => return Ok(true),
         Some(REFUSED) => return Ok(false),
@@ -158,10 +211,18 @@ fn outcome(status: ExitStatus, said: &mut File) -> Result<bool, String> {
     // A message that cannot be read is none.
     let _ = said.rewind().and_then(|()| said.read_to_end(&mut bytes));
     let text = String::from_utf8_lossy(&bytes);
+    if let Some(reason) = plugin_flags::fault(&text).filter(|_| plugin_flags::are_set()) {
+        return Err(Fault::Flags(reason));
+    }
+    if text.contains(LOADED) {
+        // It is loaded; the run meets what ended the trial behind that.
+        return Ok(false);
+    }
     let last: String =
         text.lines().rev().map(str::trim).find(|l| !l.is_empty()).unwrap_or("").chars().take(LONGEST).collect();
     let words = if last.is_empty() { String::new() } else { format!(": {last}") };
-    Err(format!("the process that tried it ended with {status} while it was loaded{words}; {REMEDY}"))
+    let ended = format!("the process that tried it ended with {status} while it was loaded{words}; {REMEDY}");
+    Err(Fault::Load(ended))
 }
 
 #[cfg(test)]
@@ -171,10 +232,11 @@ mod tests {
     #[test]
     fn only_a_new_file_is_tried() {
         let folder = tempfile::tempdir().unwrap();
-        let known = Known { folder: folder.path().join("plugins") };
+        let known = Known { folder: folder.path().join("plugins"), flags: String::new() };
         let file = folder.path().join("plugin.so");
         let tries = std::cell::Cell::new(0);
-        let tried = |outcome: Result<bool, String>| {
+        let aborts = || Err(Fault::Load("aborts".into()));
+        let tried = |outcome: Result<bool, Fault>| {
             let before = tries.get();
             let result = known.good_or(&file, || {
                 tries.set(tries.get() + 1);
@@ -183,12 +245,16 @@ mod tests {
             (result, tries.get() - before)
         };
         fs::write(&file, "one").unwrap();
-        assert_eq!(tried(Err("aborts".into())), (Err("aborts".into()), 1));
+        assert_eq!(tried(aborts()), (aborts(), 1));
         assert_eq!(tried(Ok(false)), (Ok(()), 1), "nothing was kept of a failure");
         assert_eq!(tried(Ok(true)), (Ok(()), 1), "nor of a trial that said nothing");
-        assert_eq!(tried(Err("aborts".into())), (Ok(()), 0), "it is known");
+        assert_eq!(tried(aborts()), (Ok(()), 0), "it is known");
         fs::write(&file, "two, longer").unwrap();
-        assert_eq!(tried(Err("aborts".into())), (Err("aborts".into()), 1), "another file in its place");
+        assert_eq!(tried(aborts()), (aborts(), 1), "another file in its place");
+        let flags = Known { folder: known.folder.clone(), flags: "-flags".into() };
+        assert_eq!(flags.good_or(&file, aborts), aborts(), "the same file with flags");
+        assert_eq!(flags.good_or(&file, || Ok(true)), Ok(()));
+        assert_eq!(flags.good_or(&file, aborts), Ok(()));
         // The first again, elsewhere: by its checksum.
         let copy = folder.path().join("copy.so");
         fs::write(&copy, "one").unwrap();

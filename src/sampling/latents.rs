@@ -230,7 +230,7 @@ pub(crate) fn pack_audio(latents: ArrayView4<f32>) -> Array3<f32> {
 pub(crate) fn unpack_audio(tokens: ArrayView3<f32>, shape: &AudioShape) -> Result<Array4<f32>, SamplingError> {
     let AudioShape { batch, channels, length, mel_bins } = *shape;
     if tokens.dim() != (batch, length, channels * mel_bins) {
-        return Err(wrong("audio tokens", tokens.shape(), format!("{:?}", (batch, length, channels * mel_bins))));
+        return Err(wrong("audio tokens", tokens.shape(), format!("{:?}", [batch, length, channels * mel_bins])));
     }
     Ok(Array4::from_shape_fn((batch, channels, length, mel_bins), |(b, c, l, m)| tokens[[b, l, c * mel_bins + m]]))
 }

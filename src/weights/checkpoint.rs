@@ -201,6 +201,9 @@ impl Checkpoint {
     /// Nothing there, or a file that is missing, truncated, no safetensors file, or not as its index says.
     pub fn open(path: &Path) -> Result<Self, WeightsError> {
         let meta = fs::metadata(path).map_err(WeightsError::io(path, "cannot open"))?;
+        if is_flashpack(path) {
+            return Err(WeightsError::NotSafetensors { path: path.to_path_buf(), reason: FLASHPACK.into() });
+        }
         let target = if meta.is_dir() { find_weights(path)? } else { path.to_path_buf() };
         if target.extension().is_some_and(|e| e == "json") {
             Self::open_index(&target)
@@ -434,6 +437,14 @@ fn known(dtype: Dtype) -> Option<DType> {
     })
 }
 
+/// What to do about weights in FlashPack's format.
+const FLASHPACK: &str = "FlashPack weights, which this program does not read; get the model's safetensors files, or load it with \
+                         the tool that packed it and save it as safetensors";
+
+fn is_flashpack(name: &Path) -> bool {
+    name.extension().is_some_and(|extension| extension == "flashpack")
+}
+
 /// Picks a folder's index or weight file.
 fn find_weights(folder: &Path) -> Result<PathBuf, WeightsError> {
     let mut names = BTreeSet::new();
@@ -468,6 +479,8 @@ fn find_weights(folder: &Path) -> Result<PathBuf, WeightsError> {
         format!("{} safetensors files without an index ({}): name one of them", files.len(), names.join(", "))
     } else if names.iter().any(|n| n.ends_with(".bin") || n.ends_with(".ckpt") || n.ends_with(".pt")) {
         "only pickled weights; convert them to safetensors".into()
+    } else if let Some(name) = names.iter().find(|name| is_flashpack(Path::new(name))) {
+        format!("{name} holds {FLASHPACK}")
     } else {
         "no safetensors file in this folder".into()
     };

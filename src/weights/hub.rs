@@ -58,9 +58,9 @@ impl HubCache {
         let folder = self.root.join(format!("models--{org}--{repo}"));
         let fail = |reason: String| WeightsError::NotFound { name: name.into(), looked: reason };
         if !folder.is_dir() {
+            let advice = advice(org, repo);
             return Err(fail(format!(
-                "no such folder here, and no {} in the Hugging Face cache ({}); download it with `hf download \
-                 {org}/{repo}` or give a path",
+                "no such folder here, and no {} in the Hugging Face cache ({}); {advice}",
                 folder.display(),
                 self.origin
             )));
@@ -80,6 +80,19 @@ impl HubCache {
             true => Ok(path),
             false => Err(fail(format!("the cache has the repository, but no {}; download it again", path.display()))),
         }
+    }
+}
+
+/// How to get a model that is neither a folder here nor in the cache.
+fn advice(org: &str, repo: &str) -> String {
+    match org {
+        // The presets `nano…` name the toy models by these paths.
+        "assets" => format!(
+            "this is the toy model of the program's own repository: run where its folder {org}/{repo} is, or give the path of \
+             that folder"
+        ),
+        _ if Path::new(org).is_dir() => format!("the folder {org} has no {repo}: correct the path"),
+        _ => format!("download it with `hf download {org}/{repo}` or give a path"),
     }
 }
 

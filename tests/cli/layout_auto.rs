@@ -85,3 +85,22 @@ fn check_names_a_layout_that_is_faster_by_a_twentieth() {
         "{auto}"
     );
 }
+
+/// Chip files suffice: a ranking for absent devices loads no plugin.
+#[needs(nothing)]
+fn check_ranks_layouts_without_the_target_s_plugin() {
+    for (target, plugin, devices) in [
+        ("tpu:v6e:2x4", "/nowhere/libtpu.so", "8 x TPU v6 lite"),
+        ("tpu:tpu7x:2x2x1", "/nowhere/libtpu.so", "8 x TPU7x"),
+        ("cuda:h200:1x1x4", "/nowhere/xla_cuda_plugin.so", "4 x NVIDIA H200"),
+    ] {
+        let mut command = support::ltx2();
+        command.args(["check", "assets/nano", "-c", "nano", "--target", target]).env("LTX2_PJRT_PLUGIN", plugin);
+        let out = command.output().expect("the binary runs");
+        let (said, printed) = (String::from_utf8_lossy(&out.stderr), String::from_utf8_lossy(&out.stdout));
+        assert!(out.status.success(), "{said}");
+        let line =
+            printed.lines().find(|line| line.starts_with("layout auto: ")).unwrap_or_else(|| panic!("{printed}"));
+        assert!(line.starts_with(&format!("layout auto: for {devices} ")) && line.contains(" ms a step"), "{line}");
+    }
+}

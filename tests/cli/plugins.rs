@@ -170,6 +170,136 @@ fn a_library_that_is_no_plugin_is_named() {
     }
 }
 
+/// A dependency that the loader does not find is named in the loader's own words.
+#[needs(nothing)]
+fn a_plugin_that_lacks_a_library_names_the_library() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| dir.path().join(name);
+    fs::write(path("empty.c"), "int nothing;\n").expect("written");
+    let cc = |out: &str, more: &[&str]| {
+        let made =
+            Command::new("cc").current_dir(&dir).args(["-shared", "-fPIC", "empty.c", "-o", out]).args(more).status();
+        assert!(made.expect("a C compiler").success());
+    };
+    cc("libltx2_absent.so", &["-Wl,-soname,libltx2_absent.so.7"]);
+    cc("plugin.so", &["-Wl,--no-as-needed", "-L.", "-lltx2_absent"]);
+    let mut command = support::ltx2();
+    command
+        .args(["generate", "-c", "nano", "-p", "a", "-o"])
+        .arg(path("a.mp4"))
+        .arg("--platform")
+        .arg(path("plugin.so"));
+    let said = error(&command.output().expect("runs"));
+    let words = ["cannot load the plugin: ", "libltx2_absent.so.7: cannot open shared object file"];
+    assert!(words.iter().all(|words| said.contains(words)), "{said}");
+}
+
+/// A file that turns out to be libtpu is not initialised without chips: it would look for them for minutes.
+#[needs(cpu)]
+fn a_plugin_for_tpus_needs_chips_whatever_its_name() {
+    if Path::new("/dev/accel0").exists() || Path::new("/dev/vfio/0").exists() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a folder");
+    let neutral = dir.path().join("neutral.so");
+    let standin = Standin::new().load(Load::Tpu);
+    fs::copy(standin.file(), &neutral).expect("copied");
+    let named = dir.path().join("libtpu.so");
+    fs::write(&named, "never loaded").expect("written");
+    let run = |arguments: &[&str], variable: Option<&Path>| {
+        let mut run = support::ltx2();
+        run.args(["generate", "-c", support::tiny(), "--set", "runtime.watchdog=60"]).args(arguments);
+        standin.give(&mut run).env_remove("LTX2_PJRT_PLUGIN").env_remove("TPU_SKIP_MDS_QUERY");
+        let started = Instant::now();
+        let said = error(&run.envs(variable.map(|path| ("LTX2_PJRT_PLUGIN", path))).output().expect("runs"));
+        assert!(started.elapsed() < Duration::from_secs(30), "{said}");
+        said
+    };
+    let wanted = run(&["--platform", "tpu"], None);
+    assert!(wanted.starts_with("error: platform tpu: no TPU chip ("), "{wanted}");
+    for file in [&neutral, &named] {
+        assert_eq!(run(&["--platform", file.to_str().expect("UTF-8")], None), wanted);
+        assert_eq!(run(&[], Some(file)), wanted);
+    }
+}
+
+/// Plugins end their process at a flag that they do not know: commands name it, and `doctor` reports all the same.
+#[needs(cpu)]
+fn an_unknown_flag_of_the_environment_is_named() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let run = |arguments: &[&str]| {
+        let mut run = support::ltx2();
+        run.args(arguments).env("XLA_FLAGS", "--xla_no_such_flag=1").env("XDG_CACHE_HOME", dir.path());
+        run.output().expect("runs")
+    };
+    let (state, video) = (dir.path().join("state"), dir.path().join("a.mp4"));
+    let [state, video] = [&state, &video].map(|path| path.to_str().expect("UTF-8"));
+    let tiny = support::tiny();
+    let serve = ["serve", "-c", tiny, "--platform", "cpu", "--listen", "127.0.0.1:0", "--insecure", "--state", state];
+    for arguments in [&["generate", "-c", tiny, "--platform", "cpu", "-o", video][..], &serve] {
+        let out = run(arguments);
+        let stderr = String::from_utf8_lossy(&out.stderr);
+        assert_eq!(out.status.code(), Some(2), "{stderr}");
+        let last = stderr.lines().last().expect("a line");
+        assert!(last.starts_with("error: Unknown flag in XLA_FLAGS: --xla_no_such_flag=1 (plugin "), "{stderr}");
+        assert!(!stderr.contains("http://"), "before the address: {stderr}");
+    }
+    let out = run(&["doctor", "--json"]);
+    let report: serde_json::Value = serde_json::from_slice(&out.stdout).expect("a report");
+    let platforms = report["platforms"].as_array().expect("platforms");
+    let cpu = platforms.iter().find(|platform| platform["platform"] == "cpu").expect("the CPU");
+    assert_eq!(cpu["works"], false);
+    assert!(cpu["missing"].to_string().contains("Unknown flag in XLA_FLAGS: --xla_no_such_flag=1"), "{cpu}");
+
+    let mut run = support::ltx2();
+    run.args([
+        "generate",
+        "-c",
+        tiny,
+        "--platform",
+        "cpu",
+        "--set",
+        "runtime.xla_flags.xla_no_such_option=true",
+        "-o",
+        video,
+    ]);
+    let out = run.output().expect("runs");
+    let stderr = String::from_utf8_lossy(&out.stderr);
+    assert_eq!(out.status.code(), Some(2), "{stderr}");
+    assert!(stderr.contains("error: runtime.xla_flags.xla_no_such_option: "), "{stderr}");
+}
+
+/// `doctor` lists a plugin under the platform that it drives, by its package or, for a neutral name, by itself.
+#[needs(cpu)]
+fn doctor_lists_a_plugin_under_its_own_platform() {
+    let site = tempfile::tempdir().expect("a folder");
+    let package = site.path().join("lib/python3.11/site-packages/jax_plugins/xla_rocm7");
+    fs::create_dir_all(&package).expect("a folder");
+    let rocm = package.join("xla_rocm_plugin.so");
+    fs::write(&rocm, "no code").expect("written");
+    let report = |variable: &str, value: &Path, load: Option<Load>| {
+        let mut run = support::ltx2();
+        let standin = load.map_or_else(Standin::new, |load| Standin::new().load(load));
+        standin.give(&mut run).env_remove("LTX2_PJRT_PLUGIN").env_remove("TPU_SKIP_MDS_QUERY");
+        let out = run.env(variable, value).args(["doctor", "--json"]).output().expect("runs");
+        let report: serde_json::Value = serde_json::from_slice(&out.stdout).expect("a report");
+        report["platforms"].as_array().expect("platforms").clone()
+    };
+    let listed = |platforms: &[serde_json::Value], file: &Path| -> Vec<String> {
+        let here = platforms.iter().filter(|platform| platform["plugin"]["path"] == file.to_str().expect("UTF-8"));
+        here.map(|platform| platform["platform"].as_str().expect("a name").to_string()).collect()
+    };
+    for (variable, value) in [("VIRTUAL_ENV", site.path()), ("LTX2_PJRT_PLUGIN", &rocm)] {
+        let platforms = report(variable, value, None);
+        assert_eq!(listed(&platforms, &rocm), ["rocm"], "{platforms:?}");
+        assert_eq!(platforms.last().expect("rocm")["missing"][0], "rocm is not supported: use cpu, cuda or tpu");
+    }
+    let neutral = site.path().join("neutral.so");
+    fs::copy(Standin::new().file(), &neutral).expect("copied");
+    assert_eq!(listed(&report("LTX2_PJRT_PLUGIN", &neutral, None), &neutral), ["cpu"]);
+    assert_eq!(listed(&report("LTX2_PJRT_PLUGIN", &neutral, Some(Load::Tpu)), &neutral), ["tpu"]);
+}
+
 /// Tried in a process of its own first: what would end or hang the run there is one line. A good one is tried once.
 #[needs(cpu)]
 fn a_plugin_that_aborts_or_hangs_while_it_is_loaded_is_an_error() {

@@ -13,7 +13,8 @@
  *                                     abort               ends the process, as a failed CHECK does
  *   LTX2_STANDIN_LOG      file to which each action adds a line when it is taken
  *   LTX2_STANDIN_CALLS    file that gets a line a function when the process ends: its name and the number of its calls
- *   LTX2_STANDIN_LOAD     what loading does: abort, hang, or major (a table of the next major version)
+ *   LTX2_STANDIN_LOAD     what loading does: abort, hang, major (a table of the next major version), or tpu (a TPU plugin whose initialisation
+ *                         never ends)
  *
  * With -DNO_ENTRY it exports nothing, as a library that is no plugin.
  *
@@ -270,6 +271,12 @@ static void *error_message(void *args) {
     static void *shim_##name(void *args) { return call(slot, args); }
 SLOTS(SHIM)
 
+static void *initialize_for_ever(void *args) {
+    (void)args;
+    wait_for_ever();
+    return NULL;
+}
+
 static void replace(char *table, size_t size, int slot, Function with) {
     size_t at = TABLE_HEAD + slot * sizeof(Function);
     if (at + sizeof(Function) > size || !FIELD(Function, table, at)) return;
@@ -296,6 +303,12 @@ const void *GetPjrtApi(void) {
     if (load && !strcmp(load, "major")) FIELD(int, table, TABLE_MAJOR) += 1;
 #define INSTALL(name, slot) replace(table, size, slot, shim_##name);
     SLOTS(INSTALL)
+    if (load && !strcmp(load, "tpu")) {
+        /* PJRT_Extension_Base of type PJRT_Extension_Type_TpuTopology. */
+        static struct { size_t size; int type; void *next; } extension = {24, 16, NULL};
+        FIELD(void *, table, sizeof(size_t)) = &extension;
+        replace(table, size, SLOT_plugin_initialize, initialize_for_ever);
+    }
     replace(table, size, SLOT_error_destroy, error_destroy);
     replace(table, size, SLOT_error_message, error_message);
     return table;

@@ -39,6 +39,8 @@ pub enum Load {
     Hang,
     /// Another major version of the interface.
     Major,
+    /// A TPU's extension, and an initialisation that never ends.
+    Tpu,
     /// No entry point.
     NoEntry,
 }
@@ -109,6 +111,7 @@ impl Standin {
             Some(Load::Abort) => "abort",
             Some(Load::Hang) => "hang",
             Some(Load::Major) => "major",
+            Some(Load::Tpu) => "tpu",
             Some(Load::NoEntry) | None => "",
         };
         command.env("LTX2_STANDIN_LOAD", load);

@@ -7,6 +7,7 @@ use crate::support::{full, needs};
 use ltx2::analysis::{CollectiveKind, XSpace};
 use ltx2::pipeline::programs::ProgramKind;
 use ltx2::pjrt::{Plugin, ProfileOptions, Profiler, discover};
+use ltx2::runtime::Target;
 
 /// A program on the chips of a layout, with the collectives of a run of it: count, and megabytes.
 fn collectives(
@@ -52,6 +53,31 @@ const BLOCKS: f64 = 48.0;
 const HIDDEN: f64 = 2.0 * 1024.0 * 3840.0 * 2.0 / 1e6;
 
 /// Two sums a block, and one of the rows looked up in a vocabulary that is split.
+/// What a target is by its chip's file is what libtpu makes of it, with the VMs of the slice.
+#[needs(tpu)]
+fn slices_are_what_their_chip_files_say() {
+    for (name, vms) in [
+        ("tpu:v5e:2x4", 1),
+        ("tpu:v5e:4x4", 4),
+        ("tpu:v6e:2x2", 1),
+        ("tpu:v6e:2x4", 1),
+        ("tpu:v6e:4x4", 4),
+        ("tpu:v6e:2x4:2", 2),
+        ("tpu:v5p:2x2x2", 2),
+        ("tpu:tpu7x:2x2x1", 1),
+    ] {
+        let target: Target = name.parse().expect("a target");
+        let machine = target.open().expect("a topology");
+        let (toolchain, count, capacity) = target.described();
+        let own = machine.toolchain();
+        assert_eq!(
+            (count, capacity, &toolchain.to_string()),
+            (machine.devices.len(), machine.capacity, &own.to_string())
+        );
+        assert_eq!(machine.vms(), vms, "{name}");
+    }
+}
+
 #[needs(tpu, full)]
 fn the_text_encoder_in_tensor() {
     let (_, all) = collectives(ProgramKind::TextEncoder, "tensor", "tpu:v6e:2x4");

@@ -39,17 +39,61 @@ impl Platform {
         }
     }
 
-    /// Platform of a plugin file, by its name.
+    /// Supported platform of a plugin file, by its name.
     pub fn of_file(path: &Path) -> Option<Platform> {
-        let name = path.file_name()?.to_string_lossy().to_lowercase();
-        let has = |part| name.contains(part);
+        match Kind::of_file(path)? {
+            Kind::Supported(platform) => Some(platform),
+            Kind::Unsupported(_) => None,
+        }
+    }
+}
+
+/// The hardware that a plugin drives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A platform of this program.
+    Supported(Platform),
+    /// Name of a platform that this program does not support, such as `rocm`.
+    Unsupported(&'static str),
+}
+
+impl Kind {
+    /// `cpu`, `cuda`, `tpu`, `rocm` …
+    pub const fn name(self) -> &'static str {
+        match self {
+            Kind::Supported(platform) => platform.name(),
+            Kind::Unsupported(name) => name,
+        }
+    }
+
+    /// The hardware of a plugin file, by its name and that of its package in `jax_plugins`.
+    pub fn of_file(path: &Path) -> Option<Kind> {
+        let package =
+            path.parent().filter(|folder| folder.parent().is_some_and(|above| above.ends_with("jax_plugins")));
+        let names = [Some(path), package].into_iter().flatten().filter_map(Path::file_name);
+        let names: Vec<String> = names.map(|name| name.to_string_lossy().to_lowercase()).collect();
+        let has = |part| names.iter().any(|name| name.contains(part));
         match () {
-            () if has("tpu") => Some(Platform::Tpu),
-            () if has("cuda") || has("gpu") => Some(Platform::Cuda),
-            () if has("cpu") => Some(Platform::Cpu),
+            () if has("rocm") => Some(Kind::Unsupported("rocm")),
+            () if has("tpu") => Some(Kind::Supported(Platform::Tpu)),
+            () if has("cuda") || has("gpu") => Some(Kind::Supported(Platform::Cuda)),
+            () if has("cpu") => Some(Kind::Supported(Platform::Cpu)),
             () => None,
         }
     }
+}
+
+/// Plugins of hardware that this program does not support: the file of `LTX2_PJRT_PLUGIN`, and those of Python's packages.
+pub fn find_unsupported() -> Vec<(&'static str, PluginFile)> {
+    let variable = env::var_os(PLUGIN_VARIABLE).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let named = variable.into_iter().filter(|path| path.is_file()).map(|path| (path, PLUGIN_VARIABLE));
+    let packages = site_packages().into_iter().flat_map(|folder| matches(&folder, "jax_plugins/*rocm*/*plugin*.so"));
+    let all = named.chain(packages.map(|path| (path, "Python site-packages")));
+    let unsupported = all.filter_map(|(path, origin)| match Kind::of_file(&path)? {
+        Kind::Unsupported(name) => Some((name, PluginFile { path, origin: origin.to_owned() })),
+        Kind::Supported(_) => None,
+    });
+    unsupported.collect()
 }
 
 /// A plugin file.
@@ -104,7 +148,7 @@ pub fn find(platform: Platform, explicit: Option<&Path>) -> Search {
         return search;
     }
     match env::var_os(PLUGIN_VARIABLE).filter(|value| !value.is_empty()).map(PathBuf::from) {
-        Some(path) if Platform::of_file(&path).is_none_or(|of| of == platform) => {
+        Some(path) if Kind::of_file(&path).is_none_or(|of| of == Kind::Supported(platform)) => {
             search.searched.push(format!("{PLUGIN_VARIABLE}={}", path.display()));
             if path.is_file() {
                 search.add(path, PLUGIN_VARIABLE);
@@ -236,11 +280,15 @@ mod tests {
 
     #[test]
     fn names_speak_of_platforms() {
-        let of = |name: &str| Platform::of_file(Path::new(name));
-        assert_eq!(of("/a/libtpu.so"), Some(Platform::Tpu));
-        assert_eq!(of("/cpu/xla_cuda_plugin.so"), Some(Platform::Cuda));
-        assert_eq!(of("pjrt_c_api_cpu_plugin.so"), Some(Platform::Cpu));
+        let of = |name: &str| Kind::of_file(Path::new(name)).map(Kind::name);
+        assert_eq!(of("/a/libtpu.so"), Some("tpu"));
+        assert_eq!(of("/cpu/xla_cuda_plugin.so"), Some("cuda"));
+        assert_eq!(of("pjrt_c_api_cpu_plugin.so"), Some("cpu"));
         assert_eq!(of("/cpu/plugin.so"), None);
+        assert_eq!(of("/site-packages/jax_plugins/xla_rocm7/xla_rocm_plugin.so"), Some("rocm"));
+        assert_eq!(of("/site-packages/jax_plugins/xla_rocm7/xla_gpu_plugin.so"), Some("rocm"));
+        assert_eq!(of("/site-packages/jax_plugins/xla_rocm7/plugin.so"), Some("rocm"));
+        assert_eq!(Platform::of_file(Path::new("xla_rocm_plugin.so")), None);
     }
 
     #[test]

@@ -32,6 +32,12 @@ pub enum Error {
     Argument { plugin: PathBuf, call: &'static str, reason: String },
     #[error("{}: element type {kind} of PJRT has no host form here", plugin.display())]
     ElementType { plugin: PathBuf, kind: u32 },
+    /// The plugin is for hardware that this machine lacks.
+    #[error("platform {platform}: {reason}; `--platform auto` uses what is there, `ltx2 doctor` shows it")]
+    NoHardware { platform: &'static str, reason: String },
+    /// The plugin ends the process that parses a flag of the environment.
+    #[error("{reason} (plugin {}); correct or remove it", plugin.display())]
+    Flags { plugin: PathBuf, reason: String },
     #[error(
         "no {platform} plugin found; searched {}; `ltx2 plugin install {platform}` fetches it, LTX2_PJRT_PLUGIN=FILE.so names one",
         searched.join(", ")
@@ -91,6 +97,18 @@ impl fmt::Debug for Code {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}({})", self.name(), self.0)
     }
+}
+
+/// An error's message and those of its sources. The loader's reason is a source of libloading's error.
+pub fn with_sources(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    for source in std::iter::successors(error.source(), |e| e.source()) {
+        let source = source.to_string();
+        if !text.contains(&source) {
+            text = format!("{text}: {source}");
+        }
+    }
+    text
 }
 
 /// Joins the lines of a plugin's message: compilers answer with several, callers print one. Where in the plugin's source

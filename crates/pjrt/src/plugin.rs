@@ -8,7 +8,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::abi::{self, Api, Args, Struct};
 use super::attributes::{self, Attributes};
-use super::error::{Code, Error, Result, one_line};
+use super::discover::{Kind, Platform};
+use super::error::{Code, Error, Result, one_line, with_sources};
 
 /// The oldest plugin that is accepted, which is the oldest one this crate was run against.
 const OLDEST: (i32, i32) = (0, 81);
@@ -40,16 +41,25 @@ impl Plugin {
     /// Loads the plugin file, checks its version and initialises it. A file already loaded is returned again, because
     /// a plugin must be initialised once a process.
     pub fn load(path: &Path) -> Result<Plugin> {
+        Plugin::load_if(path, |_| Ok(()))
+    }
+
+    /// As [`Plugin::load`], but calls `check` before it initialises a plugin, which takes libtpu minutes on a machine without
+    /// TPUs.
+    ///
+    /// # Errors
+    /// Also that of `check`.
+    pub fn load_if(path: &Path, check: impl FnOnce(&Plugin) -> Result<()>) -> Result<Plugin> {
         static LOADED: Mutex<Option<HashMap<PathBuf, Plugin>>> = Mutex::new(None);
         let load_error = |reason: String| Error::Load { plugin: path.to_owned(), reason: one_line(&reason) };
-        let key = path.canonicalize().map_err(|e| load_error(e.to_string()))?;
+        let key = path.canonicalize().map_err(|e| load_error(with_sources(&e)))?;
         let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
         let loaded = loaded.get_or_insert_default();
         if let Some(plugin) = loaded.get(&key) {
             return Ok(plugin.clone());
         }
         // SAFETY: a PJRT plugin runs its initialisers here; the user named the file, and nothing of it is unmapped.
-        let library = unsafe { libloading::Library::new(&key) }.map_err(|e| load_error(e.to_string()))?;
+        let library = unsafe { libloading::Library::new(&key) }.map_err(|e| load_error(with_sources(&e)))?;
         // SAFETY: `GetPjrtApi` has this signature in every PJRT plugin.
         let table = unsafe {
             library
@@ -66,6 +76,7 @@ impl Plugin {
         let api = unsafe { copy_table(table) };
         check_version(path, &api)?;
         let plugin = Plugin(Arc::new(Inner { path: path.to_owned(), api }));
+        check(&plugin)?;
         // SAFETY: the argument struct is complete.
         unsafe { plugin.call(abi::PluginInitializeArgs::new())? };
         loaded.insert(key, plugin.clone());
@@ -86,6 +97,25 @@ impl Plugin {
     /// The plugin's PJRT version, major and minor.
     pub fn version(&self) -> (i32, i32) {
         (self.0.api.version.major_version, self.0.api.version.minor_version)
+    }
+
+    /// Whether the plugin drives TPUs; known before it is initialised.
+    pub fn is_for_tpus(&self) -> bool {
+        const TPU_TOPOLOGY: u32 = 16;
+        self.has_extension(TPU_TOPOLOGY)
+    }
+
+    /// What the plugin drives, by its extensions and attributes; `None`: neither a TPU nor a GPU.
+    pub fn kind(&self) -> Option<Kind> {
+        const GPU_CUSTOM_CALL: u32 = 0;
+        if self.is_for_tpus() {
+            return Some(Kind::Supported(Platform::Tpu));
+        }
+        if !self.has_extension(GPU_CUSTOM_CALL) {
+            return None;
+        }
+        let is_rocm = self.attributes().is_ok_and(|stated| stated.contains_key("rocm_version"));
+        Some(if is_rocm { Kind::Unsupported("rocm") } else { Kind::Supported(Platform::Cuda) })
     }
 
     /// The attributes the plugin states about itself, such as `stablehlo_current_version`.

@@ -9,7 +9,8 @@ use std::fmt;
 use std::ptr;
 
 use self::abi::{
-    CODE_ARGS_SIZE, Call, CodeArgs, CollectArgs, CreateArgs, ErrorArgs, Functions, MessageArgs, ProfilerArgs, find,
+    CODE_ARGS_SIZE, Call, CodeArgs, CollectArgs, CreateArgs, ErrorArgs, Functions, MessageArgs, ProfilerArgs,
+    extension_types, find,
 };
 use super::attributes::{list, text};
 use super::error::{Code, Error, Result, one_line};
@@ -71,6 +72,12 @@ impl fmt::Debug for Profiler {
 }
 
 impl Plugin {
+    /// Whether the plugin has an extension, by its `PJRT_Extension_Type`.
+    pub(super) fn has_extension(&self, kind: u32) -> bool {
+        // SAFETY: a plugin's list of extensions is static.
+        unsafe { extension_types(self.api().extension_start.cast()) }.contains(&kind)
+    }
+
     /// Whether the plugin can record what its devices do.
     pub fn has_profiler(&self) -> bool {
         // SAFETY: a plugin's list of extensions is static.

@@ -3,6 +3,9 @@
 /// Arguments that libtpu reads at its start.
 const ARGUMENTS: &str = "LIBTPU_INIT_ARGS";
 
+/// Keeps libtpu from moving its code into huge pages, and from an error line about it on kernels without them. Changes no program.
+pub const NO_HUGEPAGE_TEXT: &str = " --hugepage_text=false";
+
 /// Those of the user. None is lost for bytes that are no text.
 fn given() -> String {
     std::env::var_os(ARGUMENTS).map_or_else(String::new, |given| given.to_string_lossy().into_owned())
@@ -38,7 +41,8 @@ pub fn prepare_absent_tpus() -> bool {
         .collect();
     let given = given();
     if !given.contains("default_thread_stack_size") {
-        wanted.push((ARGUMENTS, format!("{given} {STACK}").trim().to_owned()));
+        let pages = if given.contains("hugepage_text") { "" } else { NO_HUGEPAGE_TEXT };
+        wanted.push((ARGUMENTS, format!("{given} {STACK}{pages}").trim().to_owned()));
     }
     let alone = std::fs::read_dir("/proc/self/task").is_ok_and(|tasks| tasks.count() == 1);
     if alone {

@@ -71,6 +71,10 @@ pub struct Chip {
     pub bandwidth: f64,
     /// Processors of a GPU, each of which takes one tile of attention at a time.
     pub processors: Option<usize>,
+    /// Devices that PJRT counts on a TPU chip. `None`: 1.
+    pub devices_per_chip: Option<usize>,
+    /// Chips of the largest TPU slice that is one VM; larger slices have 4 chips a VM. `None`: 4.
+    pub single_vm_chips: Option<usize>,
     pub links: Links,
     /// Measured constants, which replace the data sheet.
     pub calibration: Option<Calibration>,

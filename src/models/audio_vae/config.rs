@@ -72,7 +72,7 @@ impl AudioVaeConfig {
     pub fn from_json(json: &serde_json::Value) -> Result<Self, ConfigError> {
         // The reference's own networks would take it, its autoencoder does not.
         let null = json.get("causality_axis").is_some_and(serde_json::Value::is_null);
-        require(!null, COMPONENT, "causality_axis", format_args!("null"), "none, width, height, width-compatibility")?;
+        require(!null, COMPONENT, "causality_axis", Option::<&str>::None, "none, width, height, width-compatibility")?;
         let c: Self = parse_config(COMPONENT, json)?;
         require(!c.ch_mult.is_empty(), COMPONENT, "ch_mult", &c.ch_mult, "one entry or more")?;
         require(c.double_z, COMPONENT, "double_z", c.double_z, "true")?;

@@ -67,7 +67,7 @@ with_defaults! {
 }
 
 /// Sizes of one layer that differ from the rest's.
-#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, serde::Serialize)]
 #[serde(deny_unknown_fields)]
 struct LayerOverride {
     head_dim: Option<usize>,

@@ -199,24 +199,61 @@ fn jobset(variable: Variable) -> Result<Option<Detected>, LaunchError> {
     Ok(Some(Detected { how: "Kubernetes JobSet", id: index * pods + pod, count: jobs * pods, coordinator }))
 }
 
-/// A TPU worker whose slice is described in the environment, as GKE does.
+/// A TPU worker whose slice is described in the environment, as GKE and libtpu's variables for several processes a host do.
 fn tpu(variable: Variable) -> Result<Option<Detected>, LaunchError> {
-    const MARK: &str = "TPU_WORKER_HOSTNAMES";
-    let Some(hosts) = variable(MARK) else { return Ok(None) };
-    let hosts: Vec<&str> = hosts.split(',').map(str::trim).filter(|h| !h.is_empty()).collect();
+    let Some((mark, hosts)) = tpu_processes(variable)? else { return Ok(None) };
+    let hosts: Vec<&str> = hosts.split([',', '\n']).map(str::trim).filter(|h| !h.is_empty()).collect();
     let Some(first) = hosts.first() else { return Ok(None) };
     let slices = number(variable, "MEGASCALE_NUM_SLICES")?.unwrap_or(1);
-    // A worker alone need not say which it is.
-    let worker = if hosts.len() > 1 { needed(variable, "TPU_WORKER_ID", MARK)? } else { 0 };
+    // A slice of one process needs no index.
+    let worker = if hosts.len() > 1 { tpu_worker(variable, mark)? } else { 0 };
     let slice = match slices {
         1 => number(variable, "MEGASCALE_SLICE_ID")?.unwrap_or(0),
         _ => needed(variable, "MEGASCALE_SLICE_ID", "MEGASCALE_NUM_SLICES")?,
     };
-    // The port of Megascale's coordinator is its own; an entry may go on with a port and an address.
+    // libtpu listens on the ports of the list; Megascale's coordinator has its own.
+    let port = (PORT..).find(|port| !hosts.iter().any(|host| host.ends_with(&format!(":{port}")))).unwrap_or(PORT);
     let first = variable("MEGASCALE_COORDINATOR_ADDRESS").filter(|_| slices > 1).unwrap_or_else(|| (*first).into());
-    let coordinator = Some(format!("{}:{PORT}", first.split(':').next().unwrap_or_default()));
+    let coordinator = Some(format!("{}:{port}", host_of(&first)));
     let (id, count) = (slice * hosts.len() + worker, slices * hosts.len());
     Ok(Some(Detected { how: "TPU_WORKER_ID", id, count, coordinator }))
+}
+
+/// The processes of a slice, separated by commas, and the variable that lists them. The order is JAX's: a file of addresses,
+/// addresses, host names.
+fn tpu_processes(variable: Variable) -> Result<Option<(&'static str, String)>, LaunchError> {
+    const FILE: &str = "TPU_PROCESS_ADDRESSES_PATH";
+    if let Some(path) = variable(FILE) {
+        let fail = |why: String| LaunchError { how: FILE.into(), why };
+        let text = std::fs::read_to_string(&path).map_err(|e| fail(format!("cannot read {path}: {e}")))?;
+        if text.trim().is_empty() {
+            return Err(fail(format!("{path} is empty; write the addresses of the slice's processes to it")));
+        }
+        return Ok(Some((FILE, text)));
+    }
+    let listed = |name| variable(name).map(|list| (name, list));
+    Ok(listed("TPU_PROCESS_ADDRESSES").or_else(|| listed("TPU_WORKER_HOSTNAMES")))
+}
+
+/// The index of this process in its slice: `TPU_WORKER_ID`, or libtpu's `CLOUD_TPU_TASK_ID`.
+fn tpu_worker(variable: Variable, mark: &'static str) -> Result<usize, LaunchError> {
+    const TASK: &str = "CLOUD_TPU_TASK_ID";
+    let task: Option<usize> = number(variable, TASK)?;
+    match (number(variable, "TPU_WORKER_ID")?, task) {
+        (Some(worker), Some(task)) if worker != task => {
+            let why = format!("it is {task}, but TPU_WORKER_ID is {worker}; unset one, or pass --process-id N");
+            Err(LaunchError { how: TASK.into(), why })
+        }
+        (Some(worker), _) => Ok(worker),
+        (None, Some(task)) => Ok(task),
+        (None, None) => needed(variable, "TPU_WORKER_ID", mark),
+    }
+}
+
+/// The host of `HOST`, `HOST:PORT`, `HOST:PORT:ADDRESS` or `[IPV6]:PORT`.
+fn host_of(entry: &str) -> &str {
+    let end = if entry.starts_with('[') { entry.find(']').map(|at| at + 1) } else { entry.find(':') };
+    &entry[..end.unwrap_or(entry.len())]
 }
 
 #[cfg(test)]
@@ -281,6 +318,47 @@ mod tests {
             ("MEGASCALE_COORDINATOR_ADDRESS", "a:8080"),
         ];
         assert_eq!(found(&slices), at(3, 4, "a:8476", "TPU_WORKER_ID"));
+    }
+
+    #[test]
+    fn tpu_process_addresses_precede_worker_hostnames() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("addresses");
+        std::fs::write(&path, "p:8471, q:8471,r:8471\n").unwrap();
+        let file = ("TPU_PROCESS_ADDRESSES_PATH", path.to_str().unwrap());
+        let (addresses, names) = (("TPU_PROCESS_ADDRESSES", "a:8471,b:8471"), ("TPU_WORKER_HOSTNAMES", "localhost"));
+        let worker = ("TPU_WORKER_ID", "1");
+        assert_eq!(found(&[worker, names, addresses, file]), at(1, 3, "p:8476", "TPU_WORKER_ID"));
+        assert_eq!(found(&[worker, names, addresses]), at(1, 2, "a:8476", "TPU_WORKER_ID"));
+        assert_eq!(
+            found(&[worker, addresses, ("TPU_PROCESS_ADDRESSES_PATH", "")]),
+            at(1, 2, "a:8476", "TPU_WORKER_ID")
+        );
+        // One process, whatever the host names say.
+        let alone = ("TPU_PROCESS_ADDRESSES", "localhost:8476");
+        assert_eq!(detect(LaunchOptions::default(), &[("TPU_WORKER_HOSTNAMES", "a,b"), alone]), Ok(None));
+        let slices = [("MEGASCALE_NUM_SLICES", "2"), ("MEGASCALE_SLICE_ID", "1")];
+        assert_eq!(found(&[&[worker, addresses][..], &slices].concat()), at(3, 4, "a:8476", "TPU_WORKER_ID"));
+
+        let error = |variables: &[(&str, &str)]| detect(LaunchOptions::default(), variables).unwrap_err();
+        let missing = error(&[worker, addresses, ("TPU_PROCESS_ADDRESSES_PATH", "/no/such/file")]);
+        assert!(missing.contains("(TPU_PROCESS_ADDRESSES_PATH): cannot read /no/such/file: "), "{missing}");
+        std::fs::write(&path, " \n").unwrap();
+        assert!(error(&[worker, addresses, file]).contains("is empty; write the addresses"));
+        assert!(error(&[addresses]).contains("(TPU_WORKER_ID): it is not set, and TPU_PROCESS_ADDRESSES is"));
+    }
+
+    /// As libtpu documents several processes on one host.
+    #[test]
+    fn tpu_processes_of_one_host_meet_on_a_free_port() {
+        let addresses = ("TPU_PROCESS_ADDRESSES", "localhost:8476,localhost:8477");
+        let task = ("CLOUD_TPU_TASK_ID", "1");
+        assert_eq!(found(&[addresses, task]), at(1, 2, "localhost:8478", "TPU_WORKER_ID"));
+        assert_eq!(found(&[addresses, task, ("TPU_WORKER_ID", "1")]), at(1, 2, "localhost:8478", "TPU_WORKER_ID"));
+        let error = detect(LaunchOptions::default(), &[addresses, task, ("TPU_WORKER_ID", "0")]).unwrap_err();
+        assert!(error.contains("(CLOUD_TPU_TASK_ID): it is 1, but TPU_WORKER_ID is 0; unset one"), "{error}");
+        let hosts = ["h", "h:1", "h:1:10.0.0.2", "[::1]:8476", "[::1]"];
+        assert_eq!(hosts.map(host_of), ["h", "h", "h", "[::1]", "[::1]"]);
     }
 
     #[test]

@@ -26,7 +26,8 @@ pub(super) fn of(error: &PipelineError) -> RunError {
             RuntimeError::Plugin(_)
             | RuntimeError::Processes(_)
             | RuntimeError::Option { .. }
-            | RuntimeError::Needed { .. },
+            | RuntimeError::Needed { .. }
+            | RuntimeError::Flag { .. },
         )
         | PipelineError::Platform(_)
         | PipelineError::Processes(_)

@@ -148,6 +148,12 @@ fn shards_are_found_through_their_index() {
 fn a_folder_s_weights_are_picked_by_name() {
     let dir = TempDir::new().expect("dir");
     fails(Checkpoint::open(dir.path()), &["no safetensors file"]);
+    let packed = dir.path().join("model.flashpack");
+    put(&packed, "x");
+    let advice = "FlashPack weights, which this program does not read; get the model's safetensors files";
+    fails(Checkpoint::open(dir.path()), &["model.flashpack", advice]);
+    fails(Checkpoint::open(&packed), &["model.flashpack", advice]);
+    fs::remove_file(&packed).expect("removed");
     put(dir.path().join("pytorch_model.bin"), "x");
     fails(Checkpoint::open(dir.path()), &["only pickled weights"]);
     let file = |name: &str, tensor: &str| {

@@ -43,6 +43,14 @@ fn a_diffusers_folder_gives_its_parts() {
 fn a_missing_model_says_where_it_was_looked_for() {
     fails(open(Path::new("./no-such-folder")), &["./no-such-folder", "no such file or folder"]);
     fails(open(Path::new("Org/Name")), &["Org/Name", "/nonexistent/hub/models--Org--Name", "hf download Org/Name"]);
+    // Paths, which are no repositories.
+    for (path, advice) in [
+        ("assets/no-such", "the toy model of the program's own repository: run where its folder assets/no-such is"),
+        ("src/no-such", "the folder src has no no-such: correct the path"),
+    ] {
+        let error = open(Path::new(path)).map(drop).expect_err("absent").to_string();
+        assert!(error.contains(advice) && !error.contains("hf download"), "{error}");
+    }
 }
 
 #[cfg(unix)]

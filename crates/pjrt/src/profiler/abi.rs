@@ -89,6 +89,20 @@ pub(super) struct CollectArgs {
 pub(super) const CODE_ARGS_SIZE: usize = std::mem::offset_of!(CodeArgs, code) + size_of::<u32>();
 const _: () = assert!(size_of::<Functions>() == 80 && size_of::<Extension>() == 24 && CODE_ARGS_SIZE == 28);
 
+/// Types of the extensions of a plugin.
+///
+/// # Safety
+/// As for [`find`].
+pub(super) unsafe fn extension_types(mut node: *const Extension) -> Vec<u32> {
+    let mut types = Vec::new();
+    // SAFETY: the caller's promise.
+    while let Some(extension) = unsafe { node.as_ref() } {
+        types.push(extension.kind);
+        node = extension.next;
+    }
+    types
+}
+
 /// The profiler's functions among the extensions; none where it is missing or lacks a function.
 ///
 /// # Safety

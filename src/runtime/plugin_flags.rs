@@ -1,0 +1,103 @@
+//! Flags that plugins read from the environment. A plugin ends its process at one that it does not know.
+
+use super::sealed::sha256;
+use crate::analysis::Chip;
+use crate::pjrt::discover::{Kind, Platform};
+use crate::pjrt::{Attributes, Client, ClientOptions, CompileOptions, Error, Plugin, Topology, Value};
+
+const XLA: &str = "XLA_FLAGS";
+const LIBTPU: &str = "LIBTPU_INIT_ARGS";
+/// Variables that plugins parse.
+const VARIABLES: [&str; 3] = [XLA, LIBTPU, "TF_XLA_FLAGS"];
+
+/// Words of XLA and libtpu about a flag that ends the process.
+const FAULTS: [&str; 5] =
+    ["Unknown flag", "Unknown command line flag", "Illegal value", "Couldn't interpret value", "to read flags for"];
+
+/// Values of the variables that are set.
+fn given() -> impl Iterator<Item = (&'static str, String)> {
+    let value = |name| Some(std::env::var_os(name)?.to_string_lossy().trim().to_string());
+    VARIABLES.into_iter().filter_map(move |name| Some((name, value(name).filter(|text| !text.is_empty())?)))
+}
+
+/// Whether the environment has flags.
+pub(super) fn are_set() -> bool {
+    given().next().is_some()
+}
+
+/// Identity of the environment's flags, for results that depend on them; empty without flags, `None` where a file holds them.
+pub(super) fn identity() -> Option<String> {
+    let all: Vec<(&str, String)> = given().collect();
+    if all.iter().any(|(_, text)| !text.starts_with('-')) {
+        return None;
+    }
+    let texts: Vec<String> = all.iter().map(|(name, text)| format!("{name}={text}\n")).collect();
+    Some(if texts.is_empty() { String::new() } else { format!("-{}", &sha256(texts.concat().as_bytes())[..16]) })
+}
+
+/// Makes a plugin parse its flags, as its first client or program does. Needs no device. An error is not one of flags, which end
+/// the process.
+pub(super) fn parse(plugin: &Plugin) {
+    let parsed = match plugin.kind() {
+        None => Client::new(plugin, &ClientOptions::Named(Attributes::new())).map(drop),
+        Some(Kind::Supported(Platform::Tpu)) => compile(plugin, "v5e:2x2", &Attributes::new()),
+        Some(Kind::Supported(Platform::Cuda)) => {
+            let config = Chip::all().iter().find_map(|chip| chip.target_config.clone()).unwrap_or_default();
+            let options = [("target_config", config), ("topology", "1x1x1".into())];
+            let options = options.map(|(name, value)| (name.to_string(), Value::Text(value)));
+            compile(plugin, "gpu", &options.into())
+        }
+        Some(_) => Ok(()),
+    };
+    if let Err(error) = parsed {
+        eprintln!("{error}");
+    }
+}
+
+fn compile(plugin: &Plugin, topology: &str, options: &Attributes) -> Result<(), Error> {
+    const PROGRAM: &str =
+        "module @f { func.func @main(%x: tensor<2xf32>) -> tensor<2xf32> { return %x : tensor<2xf32> } }";
+    Topology::new(plugin, topology, options)?.compile(PROGRAM, &CompileOptions::single()).map(drop)
+}
+
+/// The plugin's words about its flags, with their variable, from what a process printed before it ended; `None`: it ended for another
+/// reason.
+pub(super) fn fault(printed: &str) -> Option<String> {
+    let mut found: Vec<&str> = Vec::new();
+    for line in printed.lines().filter(|line| FAULTS.iter().any(|words| line.contains(words))) {
+        // `F0000 00:00:1.2 34 parse_flags_from_env.cc:234] Unknown flag …`, or `ERROR: Unknown command line flag …`.
+        let words = line.split_once("] ").map_or(line, |(_, words)| words).trim();
+        let words = words.trim_start_matches("ERROR: ").trim_end_matches('.');
+        if !found.contains(&words) {
+            found.push(words);
+        }
+    }
+    let first = found.first()?;
+    let words = found.join(", ");
+    Some(match () {
+        () if first.contains(XLA) => words,
+        () if first.contains("command line flag") || first.contains("Illegal value") => {
+            format!("{LIBTPU} or runtime.libtpu_init_args: {words}")
+        }
+        () => format!("{}: {words}", given().map(|(name, _)| name).next().unwrap_or(XLA)),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flag_that_ends_a_process_is_named_with_its_variable() {
+        let xla = "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR\n\
+                   F0000 00:00:1795822112.470171   16167 parse_flags_from_env.cc:234] Unknown flags in XLA_FLAGS: --a=1 --b\n";
+        assert_eq!(fault(xla).as_deref(), Some("Unknown flags in XLA_FLAGS: --a=1 --b"));
+        let libtpu = "ERROR: Unknown command line flag 'a'\nERROR: Unknown command line flag 'b'\n";
+        let variable = "LIBTPU_INIT_ARGS or runtime.libtpu_init_args";
+        let words = "Unknown command line flag 'a', Unknown command line flag 'b'";
+        assert_eq!(fault(libtpu), Some(format!("{variable}: {words}")));
+        let value = "ERROR: Illegal value 'x' specified for flag 'a'\n";
+        assert_eq!(fault(value), Some(format!("{variable}: Illegal value 'x' specified for flag 'a'")));
+        assert_eq!(fault("F0000 a.cc:1] Check failed: devices > 0\n"), None);
+    }
+}
