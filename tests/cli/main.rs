@@ -34,6 +34,7 @@ mod packages;
 mod plugins;
 mod pods;
 mod profile;
+mod random_requests;
 mod references;
 mod resume;
 mod search;
