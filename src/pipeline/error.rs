@@ -156,7 +156,11 @@ mod tests {
                 "vae/config.json: dims = 2.0 is not supported, only 3",
             ),
             (
-                PipelineError::Kept { source: Box::new(wrong()), kept: "kept".into() },
+                PipelineError::Kept {
+                    source: Box::new(wrong()),
+                    what: "its frames and samples are".into(),
+                    kept: "kept".into(),
+                },
                 "vae/config.json: dims = 2.0 is not supported, only 3; its frames and samples are kept in kept",
             ),
             (read.into(), "cannot read x.yml: permission denied"),

@@ -18,6 +18,7 @@ use super::duration;
 use super::error::{PipelineError, Result, one_line};
 use super::model::Model;
 use super::options::{GenerateOptions, RunOptions};
+use super::outputs;
 use super::preflight::{Preflight, preflight};
 use super::processes;
 use super::report::RunReport;
