@@ -149,7 +149,7 @@ fn a_folder_s_weights_are_picked_by_name() {
     let dir = TempDir::new().expect("dir");
     fails(Checkpoint::open(dir.path()), &["no safetensors file"]);
     let packed = dir.path().join("model.flashpack");
-    put(&packed, "x");
+    put(packed.clone(), "x");
     let advice = "FlashPack weights, which this program does not read; get the model's safetensors files";
     fails(Checkpoint::open(dir.path()), &["model.flashpack", advice]);
     fails(Checkpoint::open(&packed), &["model.flashpack", advice]);
