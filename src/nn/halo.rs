@@ -53,8 +53,9 @@ impl ShardedDim {
         let size = self.global_size(block);
         if block < n || (padding == Padding::Reflect && size <= n) {
             let message = format!(
-                "{padding:?} padding of {n} needs more than {size} elements along axis {axis} of a frame and as many \
+                "{} padding of {n} needs more than {size} elements along axis {axis} of a frame and as many \
                  of a block {}",
+                format!("{padding:?}").to_lowercase(),
                 x.ty()
             );
             x.builder().reject("pad", message);

@@ -235,8 +235,8 @@ mod tests {
         let known = Known { folder: folder.path().join("plugins"), flags: String::new() };
         let file = folder.path().join("plugin.so");
         let tries = std::cell::Cell::new(0);
-        let aborts = || Err(Fault::Load("aborts".into()));
-        let failed = || aborts().map(drop::<bool>);
+        let fault = Fault::Load("aborts".into());
+        let (aborts, aborted) = (|| Err(fault.clone()), Err(fault.clone()));
         let tried = |outcome: Result<bool, Fault>| {
             let before = tries.get();
             let result = known.good_or(&file, || {
@@ -246,14 +246,14 @@ mod tests {
             (result, tries.get() - before)
         };
         fs::write(&file, "one").unwrap();
-        assert_eq!(tried(aborts()), (failed(), 1));
+        assert_eq!(tried(aborts()), (aborted.clone(), 1));
         assert_eq!(tried(Ok(false)), (Ok(()), 1), "nothing was kept of a failure");
         assert_eq!(tried(Ok(true)), (Ok(()), 1), "nor of a trial that said nothing");
         assert_eq!(tried(aborts()), (Ok(()), 0), "it is known");
         fs::write(&file, "two, longer").unwrap();
-        assert_eq!(tried(aborts()), (failed(), 1), "another file in its place");
+        assert_eq!(tried(aborts()), (aborted.clone(), 1), "another file in its place");
         let flags = Known { folder: known.folder.clone(), flags: "-flags".into() };
-        assert_eq!(flags.good_or(&file, aborts), failed(), "the same file with flags");
+        assert_eq!(flags.good_or(&file, aborts), aborted, "the same file with flags");
         assert_eq!(flags.good_or(&file, || Ok(true)), Ok(()));
         assert_eq!(flags.good_or(&file, aborts), Ok(()));
         // The first again, elsewhere: by its checksum.

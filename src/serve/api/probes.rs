@@ -40,7 +40,8 @@ fn ill(app: &App) -> Option<(&'static str, String)> {
         Condition::Failed(why) => Some(("device_failed", why)),
         Condition::Ready => {
             let stage = app.pulse.stuck(app.health.patience())?;
-            Some(("stuck", format!("the device has not moved for long, at {stage:?}")))
+            let stage = json!(stage);
+            Some(("stuck", format!("the device has not moved for long, at {}", stage.as_str().unwrap_or("work"))))
         }
     }
 }
