@@ -143,10 +143,13 @@ fn judge_verdicts(request: &Request, [check, dry, run]: [&Ended; 3], faults: &mu
         (false, false) if dry.verdict() != run.verdict() => faults.push(("other errors", details())),
         (false, false) => {}
     }
-    let (ready, error) = verdict_of_check(request, check);
-    let details = || format!("check: {}\n    dry run: {}\n    run: {}", error, dry.verdict(), run.verdict());
-    // Of places of outputs `check` knows nothing.
-    let excused = request.outputs_may_fail;
+    let (ready, error) = verdict_of_check(check);
+    if ready != check.succeeded() {
+        faults.push(("check's exit code is not its verdict", format!("ready: {ready}, exit {:?}", check.code)));
+    }
+    let details = || format!("check: {}\n    dry run: {}\n    run:     {}", error, dry.verdict(), run.verdict());
+    // `check` does not know where the outputs go.
+    let excused = dry.errors().iter().any(|error| request.is_about_outputs(error));
     match (ready, dry.succeeded()) {
         (true, false) if !excused => faults.push(("check accepts what the dry run refuses", details())),
         (false, true) => faults.push(("check refuses what the dry run accepts", details())),
@@ -157,17 +160,11 @@ fn judge_verdicts(request: &Request, [check, dry, run]: [&Ended; 3], faults: &mu
     }
 }
 
-/// The verdict of `check` on the request, and its error.
-fn verdict_of_check(request: &Request, check: &Ended) -> (bool, String) {
+/// The verdict of `check` on the request, and its error. `check` prints no JSON where it cannot open the model.
+fn verdict_of_check(check: &Ended) -> (bool, String) {
     let json: Value = serde_json::from_str(&check.stdout).unwrap_or(Value::Null);
-    let text = |value: &Value| value.as_str().unwrap_or_default().to_string();
     match json["request"]["ready"].as_bool() {
-        Some(ready) => (ready, text(&json["request"]["error"])),
-        // TEMPORARY: the verdict on the pipeline.
-        None if json["pipelines"].is_object() => {
-            let own = &json["pipelines"][request.pipeline.name()];
-            (own["ready"] == true, own["missing"].to_string())
-        }
+        Some(ready) => (ready, json["request"]["error"].as_str().unwrap_or_default().to_string()),
         None => (false, check.errors().join(" | ")),
     }
 }

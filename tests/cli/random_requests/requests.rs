@@ -36,8 +36,6 @@ pub struct Request {
     pub out: PathBuf,
     /// The video or sound, or the folder of several.
     pub output: PathBuf,
-    /// Whether `generate` may fail for its outputs, of which `check` knows nothing.
-    pub outputs_may_fail: bool,
     pub force: bool,
     pub videos: usize,
     /// Files and folders beside the videos that it asks for.
@@ -90,7 +88,6 @@ impl Request {
             flags: Vec::new(),
             output: out.join(format!("video.{}", pipeline.extension())),
             out,
-            outputs_may_fail: false,
             force: false,
             videos: 1,
             more_outputs: Vec::new(),
@@ -225,7 +222,6 @@ impl Request {
             planted.push(first);
         }
         self.force = draws.one_in("force", 8);
-        self.outputs_may_fail |= planted.len() > 3 || !self.flags.is_empty();
         for file in planted {
             fs::create_dir_all(file.parent().expect("a folder")).expect("a folder");
             fs::write(&file, format!("written before: {}", file.display())).expect("written");
@@ -246,6 +242,12 @@ impl Request {
         let own = ["check", &self.model, "--json", "-c", CONFIG].map(String::from);
         let set = self.set.iter().flat_map(|pair| ["--set".to_string(), pair.clone()]);
         own.into_iter().chain(set).collect()
+    }
+
+    /// Whether an error names an output or a flag of `generate` alone.
+    pub fn is_about_outputs(&self, error: &str) -> bool {
+        let flags = self.flags.iter().filter(|word| word.starts_with("--")).map(String::as_str);
+        flags.chain(self.out.to_str()).any(|word| error.contains(word))
     }
 
     /// The command line, for a shell.
