@@ -40,6 +40,8 @@ with_defaults! {
         /// `conditioning.cross_timestep`, `conditioning.keyframe_span`, `conditioning.noising`, `conditioning.given_stream`,
         /// `two_stage.audio`, `vocoder.stage1_clamp`, `runtime.positions` and `model.lora_merge`, each of which can be set alone.
         pub reference: Reference = Reference::Official,
+        /// How prompts become tokens.
+        pub text: Text = Text::default(),
         /// The denoising loop.
         pub sampler: Sampler = Sampler::default(),
         /// How strongly the prompt is followed.
@@ -496,6 +498,26 @@ impl Sampler {
         };
         SamplerOptions { eta: self.eta, noise_seed: self.noise_seed, gamma: self.gamma, draws }
     }
+}
+
+with_defaults! {
+    /// How prompts become tokens.
+    #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+    #[serde(default, deny_unknown_fields)]
+    pub struct Text {
+        /// Whether prompts begin with the BOS token.
+        pub bos: Bos = Bos::Auto,
+    }
+}
+
+/// Whether prompts begin with the BOS token. `add_bos_token` in `tokenizer_config.json` has no effect, as in transformers 5.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Bos {
+    /// By `reference`. Official: always; `official_1_0` and diffusers: if `tokenizer.json` adds it.
+    Auto,
+    /// Always: prepended where `tokenizer.json` does not add it.
+    Always,
 }
 
 /// Where noise is drawn.

@@ -85,7 +85,7 @@ impl Model {
             configs.origin().name(),
             if files.is_some() { "" } else { ", tokenizer (bytes)" }
         );
-        let rules = configs.tokenizer()?;
+        let rules = &configs.tokenizer()?;
         let tokenizer = match &files {
             Some(files) => tokenizer(files, rules)?,
             None => Tokenizer::bytes(rules)?,
@@ -142,7 +142,7 @@ impl Model {
         };
         let diffusion =
             diffusion.map(|c| statistics_of(Component::DiffusionDecoder, c.latent_channels, 1.0)).transpose()?;
-        let tokenizer = tokenizer(&source.tokenizer()?, configs.tokenizer()?)?;
+        let tokenizer = tokenizer(&source.tokenizer()?, &configs.tokenizer()?)?;
         Model::with(configs, tokenizer, statistics, diffusion, Weights::Files(source.clone()))
     }
 
