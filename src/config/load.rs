@@ -278,7 +278,7 @@ fn unwrap_sidecar(root: Node) -> Node {
 }
 
 /// Keys that `reference` sets.
-pub(crate) const BY_REFERENCE: [&str; 13] = [
+pub(crate) const BY_REFERENCE: [&str; 14] = [
     "sampler.sigma_shift",
     "sampler.step_noise",
     "sampler.noise_order",
@@ -286,6 +286,7 @@ pub(crate) const BY_REFERENCE: [&str; 13] = [
     "conditioning.cross_timestep",
     "conditioning.keyframe_span",
     "conditioning.noising",
+    "conditioning.clean_prediction",
     "conditioning.given_stream",
     "conditioning.first_frame_marker",
     "two_stage.audio",

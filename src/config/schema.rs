@@ -37,8 +37,8 @@ with_defaults! {
         /// The video to generate.
         pub request: Request = Request::default(),
         /// Whose conventions hold where they differ: sets `sampler.sigma_shift`, `guidance.stg_streams`,
-        /// `conditioning.cross_timestep`, `conditioning.keyframe_span`, `conditioning.noising`, `conditioning.given_stream`,
-        /// `two_stage.audio`, `vocoder.stage1_clamp`, `runtime.positions` and `model.lora_merge`, each of which can be set alone.
+        /// `conditioning.cross_timestep`, `conditioning.keyframe_span`, `conditioning.noising`, `conditioning.clean_prediction`,
+        /// `conditioning.given_stream`, `two_stage.audio`, `vocoder.stage1_clamp`, `runtime.positions` and `model.lora_merge`, each of which can be set alone.
         pub reference: Reference = Reference::Official,
         /// How prompts become tokens.
         pub text: Text = Text::default(),
@@ -643,6 +643,9 @@ with_defaults! {
         /// Start of known tokens of a strength below 1 where a pass starts from latents. Official, and in `dfr` all: those
         /// latents; `official_1_0` and diffusers: the known tokens.
         pub noising: Reference = Reference::Official,
+        /// Noise level that turns a token's velocity into its clean prediction. Official and `official_1_0`: the token's own,
+        /// the step's times 1 minus its strength; diffusers: the step's, but in `dfr` the token's own.
+        pub clean_prediction: Reference = Reference::Official,
         /// Noise level that a stream has which is given whole. Official and diffusers: 0; `official_1_0`: the step's, though its
         /// tokens have none.
         pub given_stream: Reference = Reference::Official,

@@ -43,7 +43,7 @@ use crate::hlo::DType;
 use crate::media::{Audio, Clip};
 use crate::models::transformer::CrossTimestep;
 use crate::models::upsampler::Upsampling;
-use crate::sampling::denoise::{DenoiseShape, StreamRole};
+use crate::sampling::denoise::{CleanPrediction, DenoiseShape, StreamRole};
 use crate::sampling::guidance::{Branch, RescaleScope, Scales};
 use crate::sampling::guiders::Guider;
 use crate::sampling::{AnySampler, GuidanceSteps};
@@ -94,6 +94,8 @@ pub struct Request {
     pub first_frame_marker: bool,
     /// Start of known tokens where a pass starts from latents.
     pub noising: Noising,
+    /// Noise level that turns velocities of known tokens into clean predictions.
+    pub clean_prediction: CleanPrediction,
     /// Type that the video's positions are rounded to.
     pub positions: DType,
     /// Role of each stream.
@@ -308,6 +310,11 @@ impl Request {
     pub fn denoise_shape(&self, sizes: &ModelSizes, shapes: &Shapes, batch: usize) -> DenoiseShape {
         let plan = self.guidance_plan();
         let branches = plan.branches();
+        let conditioned = self
+            .conditions
+            .as_ref()
+            .zip(self.roles)
+            .map(|(all, role)| role == StreamRole::Denoised && all.iter().any(|c| c.noise_level() != 1.0));
         DenoiseShape {
             batch,
             tokens: shapes.tokens,
@@ -321,11 +328,7 @@ impl Request {
             scales_by_step: plan.varies(),
             guider: plan.guider,
             levels: self.noise_levels().len(),
-            conditioned: self
-                .conditions
-                .as_ref()
-                .zip(self.roles)
-                .map(|(all, role)| role == StreamRole::Denoised && all.iter().any(|c| c.noise_level() != 1.0)),
+            conditioned,
             keyframes: sizes.transformer.use_keyframes_abs_pos_embedding
                 && self.roles.video != StreamRole::Absent
                 && (self.first_frame_marker || self.conditions.video.iter().any(|c| c.content == Content::Generated)),
@@ -333,6 +336,10 @@ impl Request {
                 && self.conditions.video.iter().any(Condition::is_masked),
             roles: self.roles,
             cross: self.cross,
+            clean_prediction: match conditioned.into_iter().any(|any| any) {
+                true => self.clean_prediction,
+                false => CleanPrediction::default(),
+            },
             sampler: self.sampler.clone(),
         }
     }
