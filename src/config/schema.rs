@@ -447,8 +447,8 @@ with_defaults! {
         #[schemars(range(min = 0, max = 10))]
         #[serde(skip_serializing_if = "Option::is_none")]
         pub gamma: Option<f64> = None,
-        /// Noise that the steps of `euler_ancestral` draw. Official: from a generator of their own, in the type of
-        /// `runtime.dtype`; diffusers: from the request's, which goes on, in f32.
+        /// Generator of the noise that the steps of `euler_ancestral` and `cfg_pp` draw. Official: one for each pass, in the type of
+        /// `runtime.dtype`; diffusers: the request's, which continues through all passes to the decoder's noise, in f32.
         pub step_noise: Reference = Reference::Official,
         /// Order of the noise that passes start from. Official: a video in the shape of its latents, its sound, then appended
         /// tokens; diffusers: as its pipelines draw it, whole sequences of tokens where a pass starts from latents or tokens are
