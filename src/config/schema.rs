@@ -182,6 +182,9 @@ with_defaults! {
         pub num_frames: NumFrames = NumFrames::Count(121),
         /// Frames a second.
         pub frame_rate: f64 = 24.0,
+        /// Speed of the motion: positions of the video are computed for `frame_rate / motion_speed`, so that 0.2 with a slow-motion
+        /// LoRA plays five times slower. Duration, sound and the frame rate of the file stay those of `frame_rate`.
+        pub motion_speed: f64 = 1.0,
         /// Random seed of the first video's noise.
         pub seed: u64 = 10,
         /// Frames that are given.

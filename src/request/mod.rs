@@ -62,8 +62,10 @@ pub struct Request {
     pub num_frames: usize,
     /// Frames a second.
     pub frame_rate: f64,
-    /// Frames a second that the video's positions are computed for, where these are others.
+    /// Frames a second that the video's positions are computed for at motion speed 1. `None`: `frame_rate`.
     pub position_rate: Option<f64>,
+    /// Divides the frame rate that the video's positions are computed for.
+    pub motion_speed: f64,
     /// Frames, and their rate, of the video that the sound is as long as, where these are others.
     pub sound_frames: Option<(usize, f64)>,
     /// Random seed.
@@ -240,7 +242,7 @@ impl Request {
 
     /// Frames a second that the video's positions are computed for.
     pub(crate) fn position_rate(&self) -> f64 {
-        self.position_rate.unwrap_or(self.frame_rate)
+        self.position_rate.unwrap_or(self.frame_rate) / self.motion_speed
     }
 
     /// Streams whose starting noise is drawn as a sequence of tokens, appended ones included, where others' has the shape of

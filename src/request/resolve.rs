@@ -108,6 +108,7 @@ pub(crate) fn of_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<R
         num_frames,
         frame_rate: r.frame_rate,
         position_rate: dfr.as_ref().map(|dfr| dfr.form.pass_rate(r.frame_rate)),
+        motion_speed: r.motion_speed,
         sound_frames: None,
         seed: job.seed,
         noise: config.sampler.noise,
