@@ -69,6 +69,7 @@ ROWS = [
     Row("gradient estimation", "it guidance_steps::of_", r"official_by_step/\w+ gradient_estimation"),
     Row("CFG++", "it guidance_steps::of_", r"official_by_step/\w+ cfg_pp"),
     Row("ancestral Euler (LTX-2.5's distilled)", "it pipeline_2_5::", r"pipeline_2_5/distilled "),
+    Row("ancestral Euler in two passes, diffusion decoder", "it by_diffusers::", r"by_diffusers/\w+_ancestral "),
     Exact("schedules: beta, linear-quadratic", "lib sampling::schedules::tests::tables_are_the_references_bit_for_bit", _WHEELS),
     Exact("schedule of the models", "lib sampling::sigmas::tests::schedules_are_the_references_bit_for_bit", "Lightricks 1.0.0, diffusers 0.42.1"),
     Row("upsamplers alone: x2, x1.5, in time", "it parity::upsampler", r"upsampler/"),
