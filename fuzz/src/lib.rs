@@ -20,9 +20,9 @@ use ltx2::models::audio_vae;
 use ltx2::models::connectors::ConnectorsConfig;
 use ltx2::models::diffusion_decoder::DiffusionDecoderConfig;
 use ltx2::models::duration_head::DurationHeadConfig;
-use ltx2::models::gemma3::{self, Gemma3Config};
+use ltx2::models::gemma3::Gemma3Config;
 use ltx2::models::gemma4::Gemma4Config;
-use ltx2::models::tokenizer::Tokenizer;
+use ltx2::models::tokenizer::{GEMMA, Tokenizer};
 use ltx2::models::transformer::TransformerConfig;
 use ltx2::models::upsampler::UpsamplerConfig;
 use ltx2::models::video_vae::VideoVaeConfig;
@@ -152,7 +152,7 @@ pub fn index(bytes: &[u8]) -> Read {
 /// A tokenizer, and what it makes of a prompt.
 pub fn tokenizer(bytes: &[u8]) -> Read {
     as_file("tokenizer.json", bytes, |path| {
-        let tokenizer = Tokenizer::open(path.parent().expect("a folder"), &gemma3::TOKENIZER)?;
+        let tokenizer = Tokenizer::open(path.parent().expect("a folder"), &GEMMA)?;
         black_box((tokenizer.encode("A red fox, 12 times.\n", 16)?, tokenizer.vocab_size()));
         Ok(())
     })

@@ -134,15 +134,21 @@ def _one_pass(pipeline, request):
     return _decoded(pipeline, *_latents(pipeline, request, torch.Generator("cpu").manual_seed(request["seed"])))
 
 
+def diffusion_decoder():
+    """A decoder with latents of its own mean and deviation."""
+    name = "diffusion_d"
+    decoder = randomise(LTX2VideoDiffusionDecoderModel(**cases_diffusion_decoder.CONFIGS[name]), name)
+    decoder.latents_mean.copy_(torch.tensor([0.25, -0.5]))
+    decoder.latents_std.copy_(torch.tensor([1.5, 0.75]))
+    return decoder
+
+
 def _by_diffusion(pipeline, request):
     """One pass whose video is decoded by diffusion, whole or in tiles: its noise is what the generator gives behind that of the
     pass. The decoder has latents of its own mean and deviation; other weights are drawn by seed, and not stored."""
     source = torch.Generator("cpu").manual_seed(request["seed"])
     video, _ = _latents(pipeline, request, source)
-    name = "diffusion_d"
-    decoder = randomise(LTX2VideoDiffusionDecoderModel(**cases_diffusion_decoder.CONFIGS[name]), name)
-    decoder.latents_mean.copy_(torch.tensor([0.25, -0.5]))
-    decoder.latents_std.copy_(torch.tensor([1.5, 0.75]))
+    decoder = diffusion_decoder()
     if tiling := request.get("tiling"):
         pixels, frames = (tiling["pixels"], tiling["overlap"]), (tiling["frames"], tiling["frame_overlap"])
         sizes = dict(height=pixels, width=pixels, num_frames=frames)

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 import transformers
 from diffusers.pipelines.ltx2 import LTX2TextConnectors
-from transformers import AutoTokenizer, Gemma4UnifiedConfig, Gemma4UnifiedForConditionalGeneration
+from transformers import AutoTokenizer, GemmaTokenizer, Gemma4UnifiedConfig, Gemma4UnifiedForConditionalGeneration
 
 import cases_text
 from common import FIXTURES, MODELS, generator, keeps, randn, randomise, relative_l2, show, write_case
@@ -154,35 +154,47 @@ def gemma4():
         _case(name, name, [16, 5], 16, ("prompt_embeds", "projected"))
 
 
-# What a tokenizer's files may say of the token in front: changes of tokenizer_config.json, and whether tokenizer.json adds it.
-_BOS = [
-    ({"add_bos_token": True, "add_eos_token": False}, False),
-    ({"add_bos_token": False}, True),
-    ({"add_eos_token": False}, True),
-    ({}, True),
-    ({}, False),
-]
+# Values of `add_bos_token` and `add_eos_token` in tokenizer_config.json.
+_FLAGS = [{}, {"add_bos_token": True, "add_eos_token": False}, {"add_bos_token": False}, {"add_eos_token": True}]
 _BOS_PROMPTS = ["a red fox", "", "<bos> twice", "the waves " * 4]
+# `post_processor` of the fixture differs between releases of transformers that save a tokenizer.
+_TRANSFORMERS = "5.24.0"
+
+
+def _saved(source, **more):
+    """tokenizer.json and tokenizer_config.json of a Gemma tokenizer that transformers builds from a vocabulary and saves."""
+    data = json.loads((source / "tokenizer.json").read_text())
+    with tempfile.TemporaryDirectory() as folder:
+        GemmaTokenizer(vocab=data["model"]["vocab"], merges=[], **more).save_pretrained(folder)
+        return [json.loads((Path(folder) / f).read_text()) for f in ("tokenizer.json", "tokenizer_config.json")]
 
 
 def bos():
-    """Ids as the pipeline asks for them, from files that differ in what they say of the token in front."""
+    """Ids as the pipelines ask for them, from tokenizer files that differ in post-processor and flags."""
+    if transformers.__version__ != _TRANSFORMERS:
+        print(f"tokenizer/bos: kept, transformers {_TRANSFORMERS} makes it")
+        return
     source = FIXTURES / "tokenizer" / "bytes"
+    config, model = (json.loads((source / f).read_text()) for f in ("tokenizer_config.json", "tokenizer.json"))
+    config = {k: v for k, v in config.items() if k not in ("add_bos_token", "add_eos_token")}
+    files = [(name, dict(model, post_processor=p), config | flags, flags) for flags in _FLAGS for name, p in (
+        ("transformers 4", model["post_processor"]), ("null", None),
+    )]
+    for name, more in (("transformers 5", {}), ("transformers 5, BOS", {"add_bos_token": True})):
+        files.append((name, *_saved(source, **more), {}))
     cases = []
-    for changes, adds in _BOS:
+    for name, tokens, settings, flags in files:
         with tempfile.TemporaryDirectory() as folder:
-            config, model = (json.loads((source / f).read_text()) for f in ("tokenizer_config.json", "tokenizer.json"))
-            config = {k: v for k, v in config.items() if k not in ("add_bos_token", "add_eos_token")} | changes
-            model["post_processor"] = model["post_processor"] if adds else None
-            for file, data in (("tokenizer_config.json", config), ("tokenizer.json", model)):
+            for file, data in (("tokenizer_config.json", settings), ("tokenizer.json", tokens)):
                 (Path(folder) / file).write_text(json.dumps(data))
-            tokenizer = AutoTokenizer.from_pretrained(folder)
+            tokenizers = [kind.from_pretrained(folder) for kind in (AutoTokenizer, GemmaTokenizer)]
             asked = dict(max_length=12, truncation=True, add_special_tokens=True)
-            ids = [tokenizer(prompt.strip(), **asked).input_ids for prompt in _BOS_PROMPTS]
-        cases.append({"config": changes, "adds": adds, "ids": ids})
+            ids, same = ([t(prompt.strip(), **asked).input_ids for prompt in _BOS_PROMPTS] for t in tokenizers)
+            assert ids == same
+        cases.append({"name": name, "post_processor": tokens["post_processor"], "config": flags, "ids": ids})
     about = {"script": "scripts/oracle/cases_gemma4.py", "transformers": transformers.__version__}
     text = json.dumps(about | {"prompts": _BOS_PROMPTS, "max_length": 12, "cases": cases})
-    (FIXTURES / "tokenizer" / "bos.json").write_text(text.replace('{"config"', '\n{"config"') + "\n")
+    (FIXTURES / "tokenizer" / "bos.json").write_text(text.replace('{"name"', '\n{"name"') + "\n")
     print("tokenizer/bos:", [case["ids"][1] for case in cases])
 
 

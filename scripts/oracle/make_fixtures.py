@@ -6,6 +6,7 @@ import argparse
 import shutil
 
 import cases_2_5
+import cases_by_diffusers
 import cases_decoders
 import cases_dfr
 import cases_diffusion_decoder
@@ -55,6 +56,7 @@ def main():
         **cases_pipeline.COMPONENTS,
         **cases_noise_order.COMPONENTS,
         **cases_2_5.COMPONENTS,
+        **cases_by_diffusers.COMPONENTS,
         **cases_dfr.COMPONENTS,
         **cases_tiles.COMPONENTS,
         **cases_images.COMPONENTS,

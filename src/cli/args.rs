@@ -168,6 +168,9 @@ pub(crate) struct RequestArgs {
     /// Frames per second
     #[arg(long, value_name = "FPS", allow_negative_numbers = true, value_parser = finite)]
     pub(crate) frame_rate: Option<f64>,
+    /// Speed of the motion; below 1 is slower, for slow-motion LoRAs
+    #[arg(long, value_name = "SPEED", allow_negative_numbers = true, value_parser = finite)]
+    pub(crate) motion_speed: Option<f64>,
     /// Denoising steps, 1 to 256
     #[arg(long, value_name = "N")]
     pub(crate) steps: Option<u64>,
@@ -219,6 +222,7 @@ impl RequestArgs {
         given.seconds = self.seconds;
         given.flag("chain", "request.chain", self.chain.then(|| json!({})));
         given.flag("frame-rate", "request.frame_rate", self.frame_rate);
+        given.flag("motion-speed", "request.motion_speed", self.motion_speed);
         given.flag("steps", "sampler.steps", self.steps);
         given.flag("seed", "request.seed", self.seed);
         given.flag("max-sequence-length", "request.max_sequence_length", self.max_sequence_length);

@@ -64,6 +64,13 @@ fn check_request(config: &Config) -> Result<(), Fault> {
     if !(r.frame_rate.is_finite() && r.frame_rate > 0.0) {
         return fail("request.frame_rate", r.frame_rate.to_string(), "must be above 0".into());
     }
+    if !(r.motion_speed.is_finite() && r.motion_speed > 0.0) {
+        return fail("request.motion_speed", r.motion_speed.to_string(), "must be above 0".into());
+    }
+    if r.motion_speed != 1.0 && matches!(config.pipeline, Pipeline::TextToAudio | Pipeline::Dfr) {
+        let why = format!("the pipeline {} does not use it; leave it out", config.pipeline.name());
+        return fail("request.motion_speed", r.motion_speed.to_string(), why);
+    }
     let last = r.num_videos as u64 - 1;
     if r.seed.checked_add(last).is_none() {
         return fail("request.seed", r.seed.to_string(), format!("{} videos need seeds beyond 64 bits", r.num_videos));

@@ -271,7 +271,7 @@ fn open(path: &Path) -> Result<(String, String, PathBuf), ConfigError> {
 }
 
 /// Keys that `reference` sets.
-pub(crate) const BY_REFERENCE: [&str; 13] = [
+pub(crate) const BY_REFERENCE: [&str; 14] = [
     "sampler.sigma_shift",
     "sampler.step_noise",
     "sampler.noise_order",
@@ -279,6 +279,7 @@ pub(crate) const BY_REFERENCE: [&str; 13] = [
     "conditioning.cross_timestep",
     "conditioning.keyframe_span",
     "conditioning.noising",
+    "conditioning.clean_prediction",
     "conditioning.given_stream",
     "conditioning.first_frame_marker",
     "two_stage.audio",

@@ -37,9 +37,11 @@ with_defaults! {
         /// The video to generate.
         pub request: Request = Request::default(),
         /// Whose conventions hold where they differ: sets `sampler.sigma_shift`, `guidance.stg_streams`,
-        /// `conditioning.cross_timestep`, `conditioning.keyframe_span`, `conditioning.noising`, `conditioning.given_stream`,
-        /// `two_stage.audio`, `vocoder.stage1_clamp`, `runtime.positions` and `model.lora_merge`, each of which can be set alone.
+        /// `conditioning.cross_timestep`, `conditioning.keyframe_span`, `conditioning.noising`, `conditioning.clean_prediction`,
+        /// `conditioning.given_stream`, `two_stage.audio`, `vocoder.stage1_clamp`, `runtime.positions` and `model.lora_merge`, each of which can be set alone.
         pub reference: Reference = Reference::Official,
+        /// How prompts become tokens.
+        pub text: Text = Text::default(),
         /// The denoising loop.
         pub sampler: Sampler = Sampler::default(),
         /// How strongly the prompt is followed.
@@ -180,6 +182,9 @@ with_defaults! {
         pub num_frames: NumFrames = NumFrames::Count(121),
         /// Frames a second.
         pub frame_rate: f64 = 24.0,
+        /// Speed of the motion: positions of the video are computed for `frame_rate / motion_speed`, so that 0.2 with a slow-motion
+        /// LoRA plays five times slower. Duration, sound and the frame rate of the file stay those of `frame_rate`.
+        pub motion_speed: f64 = 1.0,
         /// Random seed of the first video's noise.
         pub seed: u64 = 10,
         /// Frames that are given.
@@ -445,8 +450,8 @@ with_defaults! {
         #[schemars(range(min = 0, max = 10))]
         #[serde(skip_serializing_if = "Option::is_none")]
         pub gamma: Option<f64> = None,
-        /// Noise that the steps of `euler_ancestral` draw. Official: from a generator of their own, in the type of
-        /// `runtime.dtype`; diffusers: from the request's, which goes on, in f32.
+        /// Generator of the noise that the steps of `euler_ancestral` and `cfg_pp` draw. Official: one for each pass, in the type of
+        /// `runtime.dtype`; diffusers: the request's, which continues through all passes to the decoder's noise, in f32.
         pub step_noise: Reference = Reference::Official,
         /// Order of the noise that passes start from. Official: a video in the shape of its latents, its sound, then appended
         /// tokens; diffusers: as its pipelines draw it, whole sequences of tokens where a pass starts from latents or tokens are
@@ -496,6 +501,26 @@ impl Sampler {
         };
         SamplerOptions { eta: self.eta, noise_seed: self.noise_seed, gamma: self.gamma, draws }
     }
+}
+
+with_defaults! {
+    /// How prompts become tokens.
+    #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+    #[serde(default, deny_unknown_fields)]
+    pub struct Text {
+        /// Whether prompts begin with the BOS token.
+        pub bos: Bos = Bos::Auto,
+    }
+}
+
+/// Whether prompts begin with the BOS token. `add_bos_token` in `tokenizer_config.json` has no effect, as in transformers 5.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Bos {
+    /// By `reference`. Official: always; `official_1_0` and diffusers: if `tokenizer.json` adds it.
+    Auto,
+    /// Always: prepended where `tokenizer.json` does not add it.
+    Always,
 }
 
 /// Where noise is drawn.
@@ -621,6 +646,9 @@ with_defaults! {
         /// Start of known tokens of a strength below 1 where a pass starts from latents. Official, and in `dfr` all: those
         /// latents; `official_1_0` and diffusers: the known tokens.
         pub noising: Reference = Reference::Official,
+        /// Noise level that turns a token's velocity into its clean prediction. Official and `official_1_0`: the token's own,
+        /// the step's times 1 minus its strength; diffusers: the step's, but in `dfr` the token's own.
+        pub clean_prediction: Reference = Reference::Official,
         /// Noise level that a stream has which is given whole. Official and diffusers: 0; `official_1_0`: the step's, though its
         /// tokens have none.
         pub given_stream: Reference = Reference::Official,

@@ -23,8 +23,8 @@ pub(crate) trait TextEncoder {
         self.layers() + 1
     }
 
-    /// How prompts become its token ids, in Lightricks' code if `official`, or else in diffusers.
-    fn tokenizer(&self, official: bool) -> &'static TokenizerRules;
+    /// Special tokens of its prompts.
+    fn tokenizer(&self) -> &'static TokenizerRules;
 
     /// The program for `batch` prompts of `tokens` tokens: inputs `input_ids`, `attention_mask` (i32 `[batch, tokens]`).
     ///

@@ -1,5 +1,5 @@
-//! From a prompt to token ids, as the reference prepares them: white space stripped, BOS in front, no EOS, cut on the
-//! right, padded on the **left** to a fixed length.
+//! From a prompt to token ids, as transformers 5 prepares them for the reference pipelines: white space stripped, BOS in front
+//! where `tokenizer.json` adds it, no EOS, truncated on the right, padded on the **left** to a fixed length.
 
 mod bytes;
 
@@ -43,25 +43,27 @@ pub struct Encoding {
     pub(crate) cut: usize,
 }
 
-/// Tokens that a family's prompts begin with and are padded with, where the tokenizer's own files do not say.
-#[derive(Debug)]
+/// Special tokens of a model family, used where the tokenizer's files do not name them, and the BOS rule.
+#[derive(Clone, Copy, Debug)]
 pub struct TokenizerRules {
-    /// Name of the token in front.
+    /// Name of the BOS token.
     pub(crate) bos: &'static str,
-    /// Name of the last token, which pads where there is no other.
+    /// Name of the EOS token, which pads where there is no pad token.
     pub(crate) eos: &'static str,
     pub(crate) pad: &'static str,
     pub(crate) front: BosRule,
 }
 
-/// Whether prompts begin with the token in front.
+/// Gemma's special tokens, of Gemma 3 and 4 alike; BOS if `tokenizer.json` adds it.
+pub const GEMMA: TokenizerRules = TokenizerRules { bos: "<bos>", eos: "<eos>", pad: "<pad>", front: BosRule::AsAdded };
+
+/// Whether prompts begin with BOS. `add_bos_token` and `add_eos_token` of `tokenizer_config.json` never decide: transformers 5
+/// ignores both where there is a `tokenizer.json`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BosRule {
-    /// Unless `tokenizer_config.json` says otherwise.
-    Configured,
-    /// If `tokenizer.json` adds it, as transformers' tokenizers do.
+    /// If the post-processor of `tokenizer.json` adds it (transformers 5, diffusers, Lightricks 1.0.0).
     AsAdded,
-    /// Always: what does not begin with it gets it.
+    /// Always: prepended to ids that do not begin with it (Lightricks 1.2.0).
     Forced,
 }
 
@@ -69,9 +71,9 @@ pub enum BosRule {
 #[derive(Debug)]
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
-    /// The token in front, where prompts get one.
+    /// BOS, where prompts get one.
     bos: Option<i32>,
-    /// Whether a prompt that begins with it by itself gets no second.
+    /// Whether a prompt whose text begins with BOS gets no second one.
     once: bool,
     pad: i32,
 }
@@ -82,7 +84,7 @@ impl Tokenizer {
     ///
     /// # Errors
     /// [`TokenizerError::Read`] without a `tokenizer.json`; [`TokenizerError::Content`] for a malformed file, a special
-    /// token that the vocabulary lacks, or a configuration that appends EOS.
+    /// token that the vocabulary lacks, or a post-processor that adds more than BOS.
     pub fn open(dir: &Path, rules: &TokenizerRules) -> Result<Self, TokenizerError> {
         let file = dir.join(MODEL_FILE);
         let text = std::fs::read(&file).map_err(|source| TokenizerError::Read { file: file.clone(), source })?;
@@ -125,10 +127,6 @@ impl Tokenizer {
         special: &Value,
     ) -> Result<Self, TokenizerError> {
         let file = dir.join(MODEL_FILE);
-        if config.get("add_eos_token").is_some_and(|v| *v == true) {
-            let why = "add_eos_token is true, but prompts of this model end without EOS; set it to false".to_owned();
-            return Err(TokenizerError::Content { file: dir.join(CONFIG_FILE), why });
-        }
         let id = |name: &str| match inner.token_to_id(name).and_then(|id| i32::try_from(id).ok()) {
             Some(id) => Ok(id),
             None => Err(TokenizerError::Content {
@@ -139,24 +137,19 @@ impl Tokenizer {
         let name = |key: &str, default: &str| {
             [config, special].iter().find_map(|map| token_name(map.get(key)?)).unwrap_or(default.to_owned())
         };
-        let configured = config.get("add_bos_token").and_then(Value::as_bool).unwrap_or(true);
-        // What is added to a prompt of nothing; more than the token in front is refused.
-        let added = match rules.front {
-            BosRule::Configured => None,
-            BosRule::AsAdded | BosRule::Forced => match encode(&inner, "", true)?.get_ids() {
-                [] => None,
-                [one] => Some(*one as i32),
-                several => {
-                    let why = format!("adds {several:?} to every prompt, where the text encoder takes BOS alone");
-                    return Err(TokenizerError::Content { file, why });
-                }
-            },
+        // The ids of an empty prompt are those that the post-processor adds.
+        let added = match encode(&inner, "", true)?.get_ids() {
+            [] => None,
+            [one] => Some(*one as i32),
+            several => {
+                let why = format!("adds {several:?} to every prompt, where the text encoder takes BOS alone");
+                return Err(TokenizerError::Content { file, why });
+            }
         };
         let bos = match (rules.front, added) {
-            (BosRule::Configured, _) if !configured => None,
             (BosRule::AsAdded, added) => added,
             (BosRule::Forced, Some(added)) => Some(added),
-            (BosRule::Configured | BosRule::Forced, _) => Some(id(&name("bos_token", rules.bos))?),
+            (BosRule::Forced, None) => Some(id(&name("bos_token", rules.bos))?),
         };
         let once = rules.front == BosRule::Forced && added.is_none();
         // A tokenizer without a pad token pads with EOS, as the reference does.
@@ -239,10 +232,10 @@ mod tests {
     use super::*;
     use serde::Deserialize;
 
-    const RULES: TokenizerRules = rules(BosRule::Configured);
+    const RULES: TokenizerRules = GEMMA;
 
     const fn rules(front: BosRule) -> TokenizerRules {
-        TokenizerRules { bos: "<bos>", eos: "<eos>", pad: "<pad>", front }
+        TokenizerRules { front, ..GEMMA }
     }
 
     #[derive(Deserialize)]
@@ -296,11 +289,12 @@ mod tests {
         cases: Vec<Front>,
     }
 
-    /// Files that differ in what they say of the token in front, and the ids that transformers gives then.
+    /// A tokenizer that differs in its post-processor and flags, and the ids that transformers 5.24 makes of prompts.
     #[derive(Deserialize)]
     struct Front {
+        name: String,
+        post_processor: Value,
         config: Value,
-        adds: bool,
         ids: Vec<Vec<i32>>,
     }
 
@@ -311,15 +305,14 @@ mod tests {
     }
 
     #[test]
-    fn the_token_in_front_is_as_added_or_forced() {
+    fn bos_is_what_the_post_processor_adds_whatever_the_flags() {
         let text = std::fs::read(fixtures().join("bos.json")).expect("the fixture is there");
         let fixture: FrontFixture = serde_json::from_slice(&text).expect("the fixture parses");
-        assert_eq!(fixture.cases.len(), 5);
+        assert_eq!(fixture.cases.len(), 10);
         for case in fixture.cases {
             let [mut json, ..] = byte_tokenizer();
-            if !case.adds {
-                json["post_processor"] = Value::Null;
-            }
+            json["post_processor"] = case.post_processor.clone();
+            let name = &case.name;
             let open = |front| opened(&json, &case.config, front).expect("opens");
             let [own, forced] = [BosRule::AsAdded, BosRule::Forced].map(open);
             for (prompt, ids) in fixture.prompts.iter().zip(&case.ids) {
@@ -328,13 +321,13 @@ mod tests {
                     let pads = got.mask.iter().filter(|m| **m == 0).count();
                     (got.ids[pads..].to_vec(), got.cut)
                 };
-                assert_eq!(kept(&own).0, *ids, "{prompt:?}, {}", case.config);
+                assert_eq!(kept(&own).0, *ids, "{name}: {prompt:?}, {}", case.config);
                 let mut begun = ids.clone();
                 if begun.first() != Some(&2) {
                     begun.insert(0, 2);
                 }
                 begun.truncate(fixture.max_length);
-                assert_eq!(kept(&forced).0, begun, "{prompt:?}, {}", case.config);
+                assert_eq!(kept(&forced).0, begun, "{name}: {prompt:?}, {}", case.config);
             }
         }
     }
@@ -372,9 +365,8 @@ mod tests {
         let message = || Tokenizer::open(dir.path(), &RULES).expect_err("broken").to_string();
         assert!(message().contains("tokenizer.json: ") && message().ends_with("needs tokenizer.json"));
         write_byte_tokenizer(dir.path()).expect("writes");
-        std::fs::write(dir.path().join(CONFIG_FILE), r#"{"add_eos_token": true}"#).expect("writes");
-        assert!(message().contains("add_eos_token is true"));
-        std::fs::write(dir.path().join(CONFIG_FILE), r#"{"bos_token": {"content": "<s>"}}"#).expect("writes");
+        std::fs::write(dir.path().join(CONFIG_FILE), r#"{"pad_token": {"content": "<s>"}, "eos_token": "</s>"}"#)
+            .expect("writes");
         assert!(message().ends_with("the vocabulary lacks the special token `<s>`"));
         std::fs::write(dir.path().join(CONFIG_FILE), "[1]").expect("writes");
         assert!(message().contains("tokenizer_config.json: not a JSON object"));
@@ -399,12 +391,14 @@ mod tests {
     }
 
     #[test]
-    fn without_a_pad_token_eos_pads_and_bos_is_optional() {
+    fn eos_pads_without_a_pad_token_and_add_bos_token_has_no_effect() {
         let dir = tempfile::tempdir().expect("a folder");
         write_byte_tokenizer(dir.path()).expect("writes");
         let config = r#"{"pad_token": "<none>", "add_bos_token": false}"#;
         std::fs::write(dir.path().join(CONFIG_FILE), config).expect("writes");
         let got = Tokenizer::open(dir.path(), &RULES).expect("opens").encode("a", 2).expect("encodes");
-        assert_eq!(got.ids, [1, 325]);
+        assert_eq!(got.ids, [2, 325]);
+        let got = Tokenizer::open(dir.path(), &RULES).expect("opens").encode("a", 3).expect("encodes");
+        assert_eq!(got.ids, [1, 2, 325]);
     }
 }

@@ -77,7 +77,11 @@ impl<'a> Batch<'a> {
         let seeds = self.rows().map(|request| request.seed);
         match self.shared().noise {
             config::Noise::Torch => Noise::Torch(seeds.map(TorchRng::new).collect()),
-            config::Noise::Device => Noise::Device { seeds: seeds.collect(), pass: 0 },
+            config::Noise::Device => {
+                let seeds: Vec<u64> = seeds.collect();
+                let steps = seeds.iter().map(|seed| TorchRng::new(*seed)).collect();
+                Noise::Device { seeds, pass: 0, steps }
+            }
         }
     }
 }
@@ -103,9 +107,9 @@ pub(super) fn decoder_draws(c: &DiffusionDecoderConfig, v: &VideoShape) -> Vec<(
     vec![("decoder", noise_shape(c, [1, v.frames, v.height, v.width]).to_vec())]
 }
 
-/// Noise of a batch, drawn pass by pass: a second pass goes on where the first left it.
+/// Noise of a batch, drawn pass by pass: each pass continues after the draws of the one before.
 pub enum Noise {
-    /// A generator a row.
+    /// A generator for each row.
     Torch(Vec<TorchRng>),
     /// On a device.
     Device {
@@ -113,6 +117,8 @@ pub enum Noise {
         seeds: Vec<u64>,
         /// Passes drawn so far.
         pass: usize,
+        /// Generators of the rows that steps draw from, where they continue the request's.
+        steps: Vec<TorchRng>,
     },
 }
 
@@ -259,7 +265,15 @@ impl Noise {
         Ok(self.rows(executor, &decoder_draws(c, video), dtype)?.remove(0))
     }
 
-    /// The same in a thread, beside what a device does: of torch's generators, which draw nothing else after it.
+    /// Generators of the rows that steps draw from, where they continue the request's.
+    pub(crate) fn of_steps(&mut self) -> &mut [TorchRng] {
+        match self {
+            Noise::Torch(generators) => generators,
+            Noise::Device { steps, .. } => steps,
+        }
+    }
+
+    /// The same in a thread, while a device computes: of torch's generators, which draw nothing else after it.
     pub(crate) fn begin_decoder(
         &mut self,
         c: &DiffusionDecoderConfig,
@@ -288,7 +302,7 @@ impl Noise {
         // Each row draws its own stream in order, whatever the others do.
         joined(match self {
             Noise::Torch(generators) => drawn(generators, draws, dtype),
-            Noise::Device { seeds, pass } => {
+            Noise::Device { seeds, pass, .. } => {
                 let program = executor.compile_program("noise", &noise::program(draws)?)?;
                 let of_row = |seed: &u64| noise::draw(executor.engine(), &program, draws, *seed, *pass);
                 let rows = seeds.iter().map(|seed| Ok(of_row(seed)?.into_iter().map(Tensor::into_f32).collect()));

@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::error::{PipelineError, Result};
 use super::origin::Origin;
 use crate::av::Av;
-use crate::config::{Config, Decoder, Pipeline, Reference};
+use crate::config::{Bos, Config, Decoder, Pipeline, Reference};
 use crate::hlo::DType;
 use crate::models::connectors::{self, ConnectorsConfig};
 use crate::models::diffusion_decoder::{self, DiffusionDecoderConfig, FeatureGrid, FeatureTile};
@@ -18,7 +18,7 @@ use crate::models::families;
 use crate::models::pixels::Pixels;
 use crate::models::presets::Preset;
 use crate::models::text_encoder::TextEncoder;
-use crate::models::tokenizer::TokenizerRules;
+use crate::models::tokenizer::{BosRule, TokenizerRules};
 use crate::models::transformer::TransformerConfig;
 use crate::models::upsampler::{self, UpsamplerConfig, Upsampling};
 use crate::models::video_vae::VideoVaeConfig;
@@ -37,9 +37,10 @@ pub struct ModelConfigs {
     layers: Option<usize>,
     /// Whether a vocoder of two stages limits the first.
     vocoder_clamp: bool,
-    /// Whether prompts are tokenized as Lightricks' code has it, and of two decoders the one by diffusion is taken, in
-    /// Lightricks' tiles; or else as diffusers.
+    /// Whether the diffusion decoder is preferred and tiled as in Lightricks' code; otherwise as in diffusers.
     official: bool,
+    /// Whether prompts begin with BOS.
+    bos: BosRule,
     /// The video's decoder.
     decoder: Decoder,
     /// Whose runs it is read for.
@@ -53,6 +54,7 @@ impl From<Origin> for ModelConfigs {
             layers: None,
             vocoder_clamp: true,
             official: true,
+            bos: BosRule::Forced,
             decoder: Decoder::Auto,
             pipeline: Pipeline::TextToVideo,
         }
@@ -112,6 +114,7 @@ impl ModelConfigs {
     pub(crate) fn for_run(self, config: &Config) -> Self {
         ModelConfigs {
             official: config.reference != Reference::Diffusers,
+            bos: bos_rule(config),
             decoder: config.model.decoder,
             pipeline: config.pipeline,
             layers: config.model.blocks,
@@ -139,8 +142,8 @@ impl ModelConfigs {
     }
 
     /// How prompts become token ids.
-    pub(crate) fn tokenizer(&self) -> Result<&'static TokenizerRules> {
-        Ok(self.text_encoder()?.tokenizer(self.official))
+    pub(crate) fn tokenizer(&self) -> Result<TokenizerRules> {
+        Ok(TokenizerRules { front: self.bos, ..*self.text_encoder()?.tokenizer() })
     }
 
     /// The connectors'.
@@ -422,10 +425,35 @@ impl ModelConfigs {
     }
 }
 
+/// Whether prompts begin with BOS, by `text.bos` and `reference`.
+pub(crate) fn bos_rule(config: &Config) -> BosRule {
+    match (config.text.bos, config.reference) {
+        (Bos::Always, _) | (Bos::Auto, Reference::Official) => BosRule::Forced,
+        (Bos::Auto, Reference::Official1 | Reference::Diffusers) => BosRule::AsAdded,
+    }
+}
+
 /// The component that does an upsampling.
 fn upsampler_of(upsampling: Upsampling) -> Component {
     match upsampling {
         Upsampling::TemporalX2 => Component::TemporalUpsampler,
         Upsampling::SpatialX2 | Upsampling::SpatialX1_5 => Component::LatentUpsampler,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{CliOverrides, load};
+
+    #[test]
+    fn bos_follows_the_reference_unless_always() {
+        let rule = |set: &[&str]| {
+            let set = set.iter().map(|pair| (*pair).to_string()).collect();
+            bos_rule(&load(&CliOverrides { set, ..CliOverrides::default() }).expect("legal").config)
+        };
+        let rules = ["official", "official_1_0", "diffusers"].map(|name| rule(&[&format!("reference={name}")]));
+        assert_eq!(rules, [BosRule::Forced, BosRule::AsAdded, BosRule::AsAdded]);
+        assert_eq!(rule(&["reference=diffusers", "text.bos=always"]), BosRule::Forced);
     }
 }

@@ -14,7 +14,8 @@ use crate::request::Request;
 use crate::runtime::watchdog::with_evaluations;
 use crate::runtime::{Executable, Outputs, ShardedTensor};
 use crate::sampling::MAX_STEPS;
-use crate::sampling::{Sampler, Schedule, StepNoise};
+use crate::sampling::noise::step_noise;
+use crate::sampling::{Sampler, Schedule, TorchRng};
 use crate::tensor::Tensor;
 
 /// The sampler's tables in the size that the programs read.
@@ -43,17 +44,46 @@ pub(super) fn evaluations(request: &Request) -> Result<Vec<(String, Tensor)>> {
     Ok(vec![("sigmas".into(), Array1::from(levels).into()), ("coefficients".into(), coefficients.into())])
 }
 
+/// A [`StepNoise`](crate::sampling::StepNoise) that may borrow its generator.
+type Draw<'a> = Box<dyn FnMut(Av<[usize; 2]>) -> Av<Array3<f32>> + 'a>;
+
 /// Noise of the calls of a pass, from a generator for each video; nothing where the sampler takes none.
-pub(crate) struct CallNoise {
-    generators: Vec<StepNoise>,
+pub(crate) struct CallNoise<'a> {
+    generators: Vec<Draw<'a>>,
     tokens: Av<[usize; 2]>,
 }
 
-impl CallNoise {
+impl<'a> CallNoise<'a> {
     /// The noise of videos of these seeds, for tokens `[n, c]`.
     pub(crate) fn new(sampler: &dyn Sampler, seeds: impl Iterator<Item = u64>, tokens: Av<[usize; 2]>) -> Self {
         let seeds = seeds.filter(|_| sampler.noises() > 0);
-        CallNoise { generators: seeds.map(|seed| sampler.generator(seed)).collect(), tokens }
+        CallNoise { generators: seeds.map(|seed| sampler.generator(seed) as Draw).collect(), tokens }
+    }
+
+    /// The noise of a pass of the request, from the videos' own generators if the sampler continues these.
+    pub(crate) fn of_pass(
+        request: &Request,
+        seeds: impl Iterator<Item = u64>,
+        generators: &'a mut [TorchRng],
+        tokens: Av<[usize; 2]>,
+    ) -> Self {
+        let sampler = &*request.sampler;
+        if !sampler.continues_request() {
+            return CallNoise::new(sampler, seeds, tokens);
+        }
+        let (noises, levels) = (sampler.noises(), sampler.schedule(&request.sigmas).levels);
+        let of_video = |rng: &'a mut TorchRng| -> Draw<'a> {
+            let (levels, mut next) = (levels.clone(), 0);
+            Box::new(move |tokens| {
+                next += noises;
+                match levels.get(next) {
+                    Some(level) if *level > 0.0 => step_noise(rng, noises, tokens),
+                    // A step to clean latents takes no noise.
+                    _ => tokens.map(|[n, c]| Array3::zeros((noises, n, c))),
+                }
+            })
+        };
+        CallNoise { generators: generators.iter_mut().map(of_video).collect(), tokens }
     }
 
     /// The next call's, by input name: `[noises, b, n, c]`.
@@ -114,7 +144,7 @@ impl DenoiseLoop {
         &self,
         executor: &Executor,
         range: Range<usize>,
-        noise: &mut CallNoise,
+        noise: &mut CallNoise<'_>,
     ) -> Result<Inputs<'static>> {
         let ends = [("begin", range.start), ("end", range.end)];
         let inputs = Inputs::default().for_evaluations(range.len());

@@ -210,7 +210,8 @@ impl Run<'_> {
             noises => noises.max(1),
         };
         let seeds = self.batch.rows().map(|request| request.seed);
-        let mut noise = CallNoise::new(sampler, seeds, pass.tokens());
+        let tokens = pass.shapes.step_tokens(&self.runner.model.sizes);
+        let mut noise = CallNoise::of_pass(pass.request, seeds, self.noise.of_steps(), tokens);
         let (mut done, mut carried, mut latents) = match saving.and_then(|s| s.found(pass.names.phase)) {
             Some(saved) => {
                 let carried = pass.steps_loop.go_on(executor, &saved.carried)?;
@@ -308,12 +309,6 @@ impl Pass<'_> {
             }
         }
         Ok(None)
-    }
-
-    /// Tokens and channels that steps draw noise for.
-    fn tokens(&self) -> Av<[usize; 2]> {
-        let tokens = self.start.as_ref().map(|latents| [latents.shape()[1], latents.shape()[2]]);
-        tokens.zip(self.shapes.denoised()).map(|([n, c], denoised)| [if denoised { n } else { 0 }, c])
     }
 }
 

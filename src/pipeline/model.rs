@@ -76,7 +76,7 @@ impl Model {
             configs.origin().name(),
             if files.is_some() { "" } else { ", tokenizer (bytes)" }
         );
-        let rules = configs.tokenizer()?;
+        let rules = &configs.tokenizer()?;
         let tokenizer = match &files {
             Some(files) => verify::open_tokenizer(files, rules)?,
             None => Tokenizer::bytes(rules)?,

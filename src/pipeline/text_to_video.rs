@@ -1,5 +1,6 @@
 //! Video with sound from a prompt and image conditions: encode, denoise, upsample, denoise, decode.
 
+use std::iter::empty;
 use std::ops::ControlFlow;
 use std::panic::resume_unwind;
 use std::path::Path;
@@ -11,6 +12,7 @@ use super::assembly::assemble;
 use super::batch::{Batch, DrawOrder, Dump, split, videos_at_once};
 use super::clip_ends::ClipEnds;
 use super::clock::{Clock, PhaseTime};
+use super::denoise_loop::CallNoise;
 use super::denoising::{Before, Denoised, FIRST, SECOND};
 use super::error::{PipelineError, Result};
 use super::kept::{self, Named};
@@ -177,7 +179,7 @@ impl Run<'_> {
                     None => self.begin(&first, None, FIRST)?,
                 };
                 if second.is_none() {
-                    decoder_noise = self.begin_decoder_noise(&shapes, request);
+                    decoder_noise = self.begin_decoder_noise(&shapes, request, &first);
                 }
                 self.denoise(pass, &text, None)?
             }
@@ -197,7 +199,7 @@ impl Run<'_> {
             self.ends(Phase::Upsampler);
             self.runner.executor.enter(2)?;
             let pass = self.begin(second, before, SECOND)?;
-            decoder_noise = self.begin_decoder_noise(&shapes, request);
+            decoder_noise = self.begin_decoder_noise(&shapes, request, second);
             made = self.denoise(pass, &text, Some(&sound))?;
             if !refine.keeps_audio {
                 made.tokens.audio = sound;
@@ -289,10 +291,15 @@ impl Run<'_> {
         Ok((audios, sample_rate))
     }
 
-    /// Noise goes on where the first pass left it.
+    /// Draws what the first pass drew, its steps included, so that noise continues after it.
     fn skip_noise(&mut self, first: &Request, shapes: &Shapes) -> Result<()> {
-        let order = DrawOrder::of(first, false, self.runner.build.dtype);
-        self.noise.draw(&mut self.runner.executor, shapes, &self.runner.model.sizes, order)?;
+        let (order, sizes) = (DrawOrder::of(first, false, self.runner.build.dtype), &self.runner.model.sizes);
+        self.noise.draw(&mut self.runner.executor, shapes, sizes, order)?;
+        if first.sampler.continues_request() {
+            let mut noise = CallNoise::of_pass(first, empty(), self.noise.of_steps(), shapes.step_tokens(sizes));
+            let evaluations = first.sampler.evaluations(first.sigmas.len() - 1);
+            (0..evaluations).step_by(first.sampler.noises()).for_each(|_| drop(noise.draw()));
+        }
         Ok(())
     }
 
@@ -435,12 +442,13 @@ impl Run<'_> {
         }
     }
 
-    /// Begins to draw the noise that the videos are decoded from, if they are decoded whole and nothing follows the passes: when
-    /// the last one has its own.
-    fn begin_decoder_noise(&mut self, shapes: &Shapes, request: &Request) -> Option<DecoderNoise> {
+    /// Starts to draw the decoder's noise while the last pass runs. `None`: it is drawn after the pass, because the video is decoded
+    /// in tiles, rounds follow, or the pass' steps draw from the same generator.
+    fn begin_decoder_noise(&mut self, shapes: &Shapes, request: &Request, last: &Request) -> Option<DecoderNoise> {
         let c = self.runner.model.configs.diffusion_decoder().ok()?;
         let is_whole = self.runner.model.diffusion.is_some() && request.tiling.is_none() && request.dfr.is_none();
-        is_whole.then(|| self.noise.begin_decoder(&c, &shapes.video, self.runner.build.dtype)).flatten()
+        let is_next = is_whole && !last.sampler.continues_request();
+        is_next.then(|| self.noise.begin_decoder(&c, &shapes.video, self.runner.build.dtype)).flatten()
     }
 
     /// The noise that the videos are decoded from.

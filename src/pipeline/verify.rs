@@ -68,7 +68,7 @@ pub(super) fn statistics(configs: &ModelConfigs, source: &ModelSource, part: Com
 /// # Errors
 /// Files that are absent or cannot be used.
 pub(super) fn tokenizer(configs: &ModelConfigs, source: &ModelSource) -> Result<Tokenizer> {
-    open_tokenizer(&source.tokenizer()?, configs.tokenizer()?)
+    open_tokenizer(&source.tokenizer()?, &configs.tokenizer()?)
 }
 
 /// Opens a tokenizer from its files.

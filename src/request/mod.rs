@@ -43,7 +43,7 @@ use crate::hlo::DType;
 use crate::media::{Audio, Clip};
 use crate::models::transformer::CrossTimestep;
 use crate::models::upsampler::Upsampling;
-use crate::sampling::denoise::{DenoiseShape, StreamRole};
+use crate::sampling::denoise::{CleanPrediction, DenoiseShape, StreamRole};
 use crate::sampling::guidance::{Branch, RescaleScope, Scales};
 use crate::sampling::guiders::Guider;
 use crate::sampling::{AnySampler, GuidanceSteps};
@@ -62,8 +62,10 @@ pub struct Request {
     pub num_frames: usize,
     /// Frames a second.
     pub frame_rate: f64,
-    /// Frames a second that the video's positions are computed for, where these are others.
+    /// Frames a second that the video's positions are computed for at motion speed 1. `None`: `frame_rate`.
     pub position_rate: Option<f64>,
+    /// Divides the frame rate that the video's positions are computed for.
+    pub motion_speed: f64,
     /// Frames, and their rate, of the video that the sound is as long as, where these are others.
     pub sound_frames: Option<(usize, f64)>,
     /// Random seed.
@@ -94,6 +96,8 @@ pub struct Request {
     pub first_frame_marker: bool,
     /// Start of known tokens where a pass starts from latents.
     pub noising: Noising,
+    /// Noise level that turns velocities of known tokens into clean predictions.
+    pub clean_prediction: CleanPrediction,
     /// Type that the video's positions are rounded to.
     pub positions: DType,
     /// Role of each stream.
@@ -238,7 +242,7 @@ impl Request {
 
     /// Frames a second that the video's positions are computed for.
     pub(crate) fn position_rate(&self) -> f64 {
-        self.position_rate.unwrap_or(self.frame_rate)
+        self.position_rate.unwrap_or(self.frame_rate) / self.motion_speed
     }
 
     /// Streams whose starting noise is drawn as a sequence of tokens, appended ones included, where others' has the shape of
@@ -308,6 +312,11 @@ impl Request {
     pub fn denoise_shape(&self, sizes: &ModelSizes, shapes: &Shapes, batch: usize) -> DenoiseShape {
         let plan = self.guidance_plan();
         let branches = plan.branches();
+        let conditioned = self
+            .conditions
+            .as_ref()
+            .zip(self.roles)
+            .map(|(all, role)| role == StreamRole::Denoised && all.iter().any(|c| c.noise_level() != 1.0));
         DenoiseShape {
             batch,
             tokens: shapes.tokens,
@@ -321,11 +330,7 @@ impl Request {
             scales_by_step: plan.varies(),
             guider: plan.guider,
             levels: self.noise_levels().len(),
-            conditioned: self
-                .conditions
-                .as_ref()
-                .zip(self.roles)
-                .map(|(all, role)| role == StreamRole::Denoised && all.iter().any(|c| c.noise_level() != 1.0)),
+            conditioned,
             keyframes: sizes.transformer.use_keyframes_abs_pos_embedding
                 && self.roles.video != StreamRole::Absent
                 && (self.first_frame_marker || self.conditions.video.iter().any(|c| c.content == Content::Generated)),
@@ -333,6 +338,10 @@ impl Request {
                 && self.conditions.video.iter().any(Condition::is_masked),
             roles: self.roles,
             cross: self.cross,
+            clean_prediction: match conditioned.into_iter().any(|any| any) {
+                true => self.clean_prediction,
+                false => CleanPrediction::default(),
+            },
             sampler: self.sampler.clone(),
         }
     }

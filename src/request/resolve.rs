@@ -9,7 +9,7 @@ use crate::av::Av;
 use crate::config::{self, Config, Dtype, ExtendAt, Job, Kept, Pipeline, Reference};
 use crate::hlo::DType;
 use crate::models::transformer::{CrossTimestep, TransformerConfig};
-use crate::sampling::denoise::StreamRole;
+use crate::sampling::denoise::{CleanPrediction, StreamRole};
 use crate::sampling::guidance::{RescaleScope, Scales};
 use crate::sampling::schedules::{self, ScheduleKind};
 use crate::sampling::sigmas::{self, FlowMatch};
@@ -108,6 +108,7 @@ pub(crate) fn of_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<R
         num_frames,
         frame_rate: r.frame_rate,
         position_rate: dfr.as_ref().map(|dfr| dfr.form.pass_rate(r.frame_rate)),
+        motion_speed: r.motion_speed,
         sound_frames: None,
         seed: job.seed,
         noise: config.sampler.noise,
@@ -135,6 +136,12 @@ pub(crate) fn of_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<R
             _ if dfr.is_some() => Noising::Latents,
             Reference::Official => Noising::Latents,
             Reference::Official1 | Reference::Diffusers => Noising::Known,
+        },
+        clean_prediction: match config.conditioning.clean_prediction {
+            // Of both references alike.
+            _ if config.pipeline == Pipeline::Dfr => CleanPrediction::Token,
+            Reference::Official | Reference::Official1 => CleanPrediction::Token,
+            Reference::Diffusers => CleanPrediction::Step,
         },
         positions: positions(config),
         roles,

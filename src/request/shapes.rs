@@ -72,6 +72,13 @@ impl Shapes {
         self.tokens.video - self.appended
     }
 
+    /// Tokens and channels that the noise of steps is drawn for: none of a stream that is not denoised.
+    pub(crate) fn step_tokens(&self, sizes: &ModelSizes) -> Av<[usize; 2]> {
+        let channels = sizes.transformer.streams().map(|stream| stream.in_channels);
+        let all = self.tokens.zip(channels).zip(self.denoised());
+        all.map(|((n, c), denoised)| [if denoised { n } else { 0 }, c])
+    }
+
     /// Tokens of a single latent frame.
     pub(crate) fn frame_tokens(&self) -> usize {
         self.own_tokens() / self.video.frames

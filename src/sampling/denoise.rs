@@ -9,7 +9,7 @@ use super::MAX_STEPS;
 use super::guided::{GuidedState, GuidedTransformer};
 use super::sampler::{Evaluation, StreamState, Tables};
 use super::shape::Latents;
-pub use super::shape::{DenoiseShape, StreamRole};
+pub use super::shape::{CleanPrediction, DenoiseShape, StreamRole};
 use crate::av::Av;
 use crate::hlo::{DType, Result, Type, Value};
 use crate::models::Network;
@@ -85,8 +85,8 @@ pub fn prepare(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Re
 ///
 /// With several levels: `levels [k]`, and of conditioned streams `level.<stream> [b, n]` (i32) and `clean.<stream>
 /// [b, n, c]`: conditioned tokens have a
-/// part of the noise and come closer to the clean latents after each step (official code: the clean prediction of a token
-/// is formed with its own noise level, then blended).
+/// part of the noise and come closer to the clean latents after each step: the clean prediction of a token is formed with its
+/// own noise level or the step's ([`CleanPrediction`]), then blended.
 ///
 /// A stream that is not denoised is clean in every step, and left as it is. Of one that there is not, the latents alone are read.
 ///

@@ -5,7 +5,7 @@ use super::branch_rows::BranchRows;
 use super::condition::ConditionInputs;
 use super::guidance::{Counted, Guidance, combine};
 use super::guidance_steps::BranchSet;
-use super::shape::{DenoiseShape, Latents};
+use super::shape::{CleanPrediction, DenoiseShape, Latents};
 use crate::av::Av;
 use crate::hlo::{DType, Type, Value};
 use crate::models::transformer::{
@@ -286,9 +286,9 @@ impl<'a> GuidedTransformer<'a> {
             self.p.place("predictions", x, &[Axis::Batch, branch, s.sequence, Axis::Replicated])
         };
         let velocity = placed(&velocity.to(DType::F32).reshape(dims), Axis::Branch);
-        let change = match &s.condition {
-            None => velocity * sigma,
-            Some(condition) => velocity * (&condition.denoise_mask * sigma).unsqueeze(1),
+        let change = match (&s.condition, self.shape.clean_prediction) {
+            (None, _) | (_, CleanPrediction::Step) => velocity * sigma,
+            (Some(condition), CleanPrediction::Token) => velocity * (&condition.denoise_mask * sigma).unsqueeze(1),
         };
         let predictions = placed(&(x.unsqueeze(1) - change), Axis::Branch);
         let everywhere = placed(&predictions, Axis::Replicated);

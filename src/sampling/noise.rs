@@ -18,8 +18,9 @@
 //! Checked against torch 2.15.0 by `tests/fixtures/noise` (written by `scripts/oracle/noise.py`).
 
 use half::bf16;
-use ndarray::{ArrayD, IxDyn};
+use ndarray::{Array3, ArrayD, IxDyn};
 
+use crate::av::Av;
 use crate::threads::each_row;
 
 const STATE: usize = 624;
@@ -171,6 +172,13 @@ impl TorchRng {
         // Adding zero turns a negative zero positive, as torch's `value * std + mean` does.
         radius * angle.cos() + 0.0
     }
+}
+
+/// Noise of one video for a call of the denoising loop, `[noises, n, c]` of each stream, video before audio.
+pub(crate) fn step_noise(rng: &mut TorchRng, noises: usize, tokens: Av<[usize; 2]>) -> Av<Array3<f32>> {
+    tokens.map(|[n, c]| {
+        Array3::from_shape_vec((noises, n, c), rng.normal(noises * n * c)).expect("a value of each element")
+    })
 }
 
 /// Turns 16 uniforms into normals in place: element `j` (radius) pairs with element `j + 8` (angle).

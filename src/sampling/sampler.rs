@@ -53,6 +53,12 @@ pub trait Sampler: Debug + Send + Sync {
         false
     }
 
+    /// Whether steps draw from the request's generator, which continues through the starting noise and the steps of each pass to
+    /// the decoder's noise. Steps whose next level is 0 draw nothing. `false`: from [`Sampler::generator`].
+    fn continues_request(&self) -> bool {
+        false
+    }
+
     /// Generator of a pass' noise for the video of `seed`. Only called where [`Sampler::noises`] is not 0. The noise that
     /// a pass starts from is [`TorchRng`](super::TorchRng)'s of the same seed by default: choose another seed for steps.
     fn generator(&self, seed: u64) -> StepNoise {

@@ -26,6 +26,16 @@ pub enum StreamRole {
     Absent,
 }
 
+/// Noise level that turns the velocity of a conditioned token into its prediction of the clean latents.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CleanPrediction {
+    /// The token's own: the step's times 1 minus the token's strength (Lightricks).
+    #[default]
+    Token,
+    /// The step's, for every token (diffusers).
+    Step,
+}
+
 /// Sizes and choices that fix both programs; everything else is their input.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DenoiseShape {
@@ -61,6 +71,8 @@ pub struct DenoiseShape {
     pub(crate) roles: Av<StreamRole>,
     /// Noise level that the attention between the streams sees.
     pub(crate) cross: CrossTimestep,
+    /// Noise level that turns velocities of conditioned tokens into clean predictions.
+    pub(crate) clean_prediction: CleanPrediction,
     pub(crate) sampler: AnySampler,
 }
 
@@ -84,6 +96,7 @@ impl DenoiseShape {
             self_mask: false,
             roles: Av::default(),
             cross: CrossTimestep::Own,
+            clean_prediction: CleanPrediction::Token,
             sampler: Euler.into(),
         }
     }

@@ -110,12 +110,13 @@ fn names_of_requests_are_taken_everywhere() {
 #[needs(nothing)]
 fn names_of_sampling_and_models_are_taken_everywhere() {
     let dir = tempfile::tempdir().expect("a folder");
-    let words: [(&str, &[&str], &[&str]); 11] = [
+    let words: [(&str, &[&str], &[&str]); 12] = [
         ("sampler.kind", &["euler", "euler_ancestral", "gradient_estimation", "cfg_pp", "res_2s"], &[]),
         ("sampler.schedule", &["ltx2", "beta", "linear_quadratic"], &[]),
         ("guidance.kind", &["cfg", "cfg_star", "apg"], &[]),
         ("conditioning.h264", &["auto", "ffmpeg", "builtin", "off"], &[]),
         ("conditioning.first_frame_marker", &["official", "diffusers"], &[]),
+        ("text.bos", &["auto", "always"], &[]),
         ("reference", &["official", "official_1_0", "diffusers"], &[]),
         ("model.decoder", &["auto", "conv", "diffusion"], &[]),
         ("model.duration_head", &["/head"], &[]),

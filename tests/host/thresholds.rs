@@ -7,7 +7,7 @@ use crate::support::needs;
 use crate::support::thresholds::{row, rows};
 
 /// Folders of `tests/fixtures/cases` whose every case is a whole run.
-const WHOLE_RUNS: [&str; 11] = [
+const WHOLE_RUNS: [&str; 12] = [
     "pipeline",
     "dfr",
     "pipeline_2_5",
@@ -18,6 +18,7 @@ const WHOLE_RUNS: [&str; 11] = [
     "given_video",
     "given_video_1_0",
     "references",
+    "by_diffusers",
     "upsampling",
 ];
 /// Whole runs that are kept elsewhere, and those that compute their own reference.

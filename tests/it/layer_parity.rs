@@ -7,8 +7,7 @@ use crate::support::{Case, cases, cpu, needs, quick, relative_l2};
 use ltx2::av::Av;
 use ltx2::hlo::{Builder, DType, Output, Type, Value};
 use ltx2::models::Network;
-use ltx2::models::gemma3;
-use ltx2::models::tokenizer::Tokenizer;
+use ltx2::models::tokenizer::{GEMMA, Tokenizer};
 use ltx2::models::transformer::{
     BlockInputs, Isolation, LayerContext, StreamInputs, StreamModulation, TransformerConfig, adaln, block,
 };
@@ -316,7 +315,7 @@ fn rounded_as_users_compile() {
 #[needs(nothing)]
 fn token_ids_are_transformers_own() {
     for case in cases("tokenizer") {
-        let tokenizer = Tokenizer::open(&case.model.join("tokenizer"), &gemma3::TOKENIZER).expect("a tokenizer");
+        let tokenizer = Tokenizer::open(&case.model.join("tokenizer"), &GEMMA).expect("a tokenizer");
         let length = case.scalars["max_sequence_length"].as_u64().expect("a number") as usize;
         let prompts = case.scalars["prompts"].as_array().expect("prompts");
         let (ids, mask) = (case.outputs["input_ids"].to_i64(), case.outputs["attention_mask"].to_i64());

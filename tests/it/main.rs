@@ -9,6 +9,7 @@ mod support;
 
 mod audio_to_video;
 mod batches;
+mod by_diffusers;
 mod cache;
 mod cfg_bits;
 mod chain;

@@ -54,9 +54,8 @@ fn compare(case: &Case, made: &Generated) {
     }
 }
 
-/// A tokenizer folder like the model's, of which nothing adds the token in front.
-fn tokenizer_without_bos(folder: &Path) {
-    let source = Path::new(MODEL).join("tokenizer");
+/// Writes a copy of a tokenizer folder whose post-processor adds no BOS.
+pub fn tokenizer_without_bos(source: &Path, folder: &Path) {
     for (file, key, value) in
         [("tokenizer.json", "post_processor", Value::Null), ("tokenizer_config.json", "add_bos_token", false.into())]
     {
@@ -67,8 +66,7 @@ fn tokenizer_without_bos(folder: &Path) {
     }
 }
 
-/// Every branch of guidance, by plain Euler. The token in front of prompts is the tokenizer's, but where `reference` is
-/// official, which adds one that is missing.
+/// Every branch of guidance, by plain Euler. `reference: official` adds a missing BOS; diffusers takes the tokenizer's ids.
 #[needs(cpu)]
 fn one_pass_agrees_with_the_reference() {
     let case = named("guided");
@@ -76,7 +74,7 @@ fn one_pass_agrees_with_the_reference() {
     let (mut runner, request, made) = agrees(&case, &config(&case, "ltx2_5", &set));
 
     let folder = tempfile::tempdir().expect("a folder");
-    tokenizer_without_bos(folder.path());
+    tokenizer_without_bos(&Path::new(MODEL).join("tokenizer"), folder.path());
     let tokenizer = format!("model.tokenizer={}", folder.path().display());
     for (reference, same) in [("official", true), ("diffusers", false)] {
         let reference_set = format!("reference={reference}");

@@ -426,6 +426,8 @@ pub fn request(case: &Case, models: &Model) -> Request {
         cross: CrossTimestep::GateOnly,
         first_frame_marker: true,
         noising: Noising::Latents,
+        clean_prediction: Default::default(),
+        motion_speed: s.get("motion_speed").map_or(1.0, |v| v.as_f64().expect("a number")),
         roles: Av::default(),
         draws_kept: true,
         clip: None,

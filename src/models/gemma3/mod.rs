@@ -9,4 +9,4 @@ pub use config::Gemma3Config;
 
 pub(crate) use super::gemma::COMPONENT;
 pub use super::gemma::LayerKind;
-pub use model::{TOKENIZER, program};
+pub use model::program;

@@ -6,13 +6,9 @@ use crate::models::Network;
 use crate::models::connectors::ConnectorsConfig;
 use crate::models::gemma::{Block, LayerKind, ROOT, Stack, Visible, Visit, bias, keys_values};
 use crate::models::text_encoder::TextEncoder;
-use crate::models::tokenizer::{BosRule, TokenizerRules};
+use crate::models::tokenizer::{GEMMA, TokenizerRules};
 use crate::nn::rope::{Pairing, rotate};
 use crate::nn::{Attention, Axis, Build, Init, Numerics, Params, project, rms};
-
-/// Gemma's special tokens; BOS in front unless the tokenizer's configuration says otherwise.
-pub const TOKENIZER: TokenizerRules =
-    TokenizerRules { bos: "<bos>", eos: "<eos>", pad: "<pad>", front: BosRule::Configured };
 
 impl TextEncoder for Gemma3Config {
     fn vocab_size(&self) -> usize {
@@ -23,8 +19,8 @@ impl TextEncoder for Gemma3Config {
         self.layers.len()
     }
 
-    fn tokenizer(&self, _official: bool) -> &'static TokenizerRules {
-        &TOKENIZER
+    fn tokenizer(&self) -> &'static TokenizerRules {
+        &GEMMA
     }
 
     fn program(

@@ -6,14 +6,9 @@ use crate::models::Network;
 use crate::models::connectors::ConnectorsConfig;
 use crate::models::gemma::{Block, LayerKind, ROOT, Stack, Visible, Visit, bias, keys_values};
 use crate::models::text_encoder::TextEncoder;
-use crate::models::tokenizer::{BosRule, TokenizerRules};
+use crate::models::tokenizer::{GEMMA, TokenizerRules};
 use crate::nn::rope::{Pairing, rotate};
 use crate::nn::{Attention, Axis, Build, Init, KindLayer, Numerics, Params, project, rms};
-
-/// Gemma's special tokens. Lightricks' code has every prompt begin with BOS, which the published tokenizer need not add.
-const OFFICIAL: TokenizerRules = TokenizerRules { bos: "<bos>", eos: "<eos>", pad: "<pad>", front: BosRule::Forced };
-/// The same for diffusers, which takes what the tokenizer gives.
-const DIFFUSERS: TokenizerRules = TokenizerRules { front: BosRule::AsAdded, ..OFFICIAL };
 
 impl TextEncoder for Gemma4Config {
     fn vocab_size(&self) -> usize {
@@ -30,8 +25,8 @@ impl TextEncoder for Gemma4Config {
         [self.layers()].into_iter().chain(kinds.into_iter().filter(|n| *n > 0 && *n < self.layers())).collect()
     }
 
-    fn tokenizer(&self, official: bool) -> &'static TokenizerRules {
-        if official { &OFFICIAL } else { &DIFFUSERS }
+    fn tokenizer(&self) -> &'static TokenizerRules {
+        &GEMMA
     }
 
     fn program(

@@ -8,10 +8,8 @@ use super::*;
 use crate::hlo::DType;
 use crate::models::connectors::ConnectorsConfig;
 use crate::models::gemma::{COMPONENT, LayerKind};
-use crate::models::gemma3::Gemma3Config;
 use crate::models::testing::{self, assert_refused, changed, elements, tensors_once};
 use crate::models::text_encoder::TextEncoder;
-use crate::models::tokenizer::BosRule;
 use crate::nn::{Axis, Build, Heads, Lowering};
 
 fn fixture(model: &str) -> Json {
@@ -77,15 +75,6 @@ fn frequencies_of_both_forms() {
     assert!(near(&sliding, &[1.0, 0.9306, 0.8660]) && sliding.len() == 128, "{sliding:?}");
     assert!(near(&full, &[1.0, 0.9475, 0.8977]) && near(&full[62..], &[0.0352, 0.0334, 0.0]), "{full:?}");
     assert_eq!(full.iter().filter(|w| **w == 0.0).count(), 192);
-}
-
-/// Lightricks' code forces the token in front, diffusers takes what the tokenizer adds; Gemma-3's are the same in both.
-#[test]
-fn prompts_begin_as_each_reference_has_it() {
-    let (gemma4, _) = published();
-    assert_eq!([true, false].map(|official| gemma4.tokenizer(official).front), [BosRule::Forced, BosRule::AsAdded]);
-    let gemma3 = Gemma3Config::from_json(&testing::published("ltx2_3", COMPONENT)).expect("reads");
-    assert_eq!([true, false].map(|official| gemma3.tokenizer(official).front), [BosRule::Configured; 2]);
 }
 
 #[test]

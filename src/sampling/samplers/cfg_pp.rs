@@ -47,6 +47,10 @@ impl Sampler for CfgPlusPlus {
         true
     }
 
+    fn continues_request(&self) -> bool {
+        self.0.continues_request()
+    }
+
     fn generator(&self, seed: u64) -> StepNoise {
         self.0.generator(seed)
     }

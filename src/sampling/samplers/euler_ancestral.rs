@@ -17,7 +17,7 @@ pub enum StepDraws {
     Own,
     /// A generator of their own, in bf16 (Lightricks' code on bf16 latents).
     OwnBf16,
-    /// The generator that the noise of the request's first pass came from, which goes on in f32 (diffusers).
+    /// The request's generator, which continues through all passes, in f32 (diffusers).
     Continued,
 }
 
@@ -32,7 +32,7 @@ pub struct EulerAncestral {
     pub seed_offset: u64,
     /// Generator and type of the noise.
     pub draws: StepDraws,
-    /// Blends known tokens in behind every step, as diffusers does; Lightricks' loop only where noise disturbed them.
+    /// Blends known tokens in after every step, as diffusers does; Lightricks' loop does so only where noise changed them.
     pub blends_every_step: bool,
 }
 
@@ -63,16 +63,16 @@ impl Sampler for EulerAncestral {
         1
     }
 
+    /// Not with a noise seed, nor where steps draw no noise at all.
+    fn continues_request(&self) -> bool {
+        self.draws == StepDraws::Continued && self.noise_seed.is_none() && self.eta != 0.0
+    }
+
     /// Video before audio, each token's channels in turn.
     fn generator(&self, seed: u64) -> StepNoise {
         let draws = self.draws;
-        let own = self.noise_seed.or((draws != StepDraws::Continued).then_some(seed.wrapping_add(self.seed_offset)));
-        let mut rng = TorchRng::new(own.unwrap_or(seed));
-        let mut behind_start = own.is_none();
+        let mut rng = TorchRng::new(self.noise_seed.unwrap_or_else(|| seed.wrapping_add(self.seed_offset)));
         Box::new(move |tokens| {
-            if std::mem::take(&mut behind_start) {
-                tokens.into_iter().for_each(|[n, c]| drop(rng.normal(n * c)));
-            }
             tokens.map(|[n, c]| {
                 let values = if draws == StepDraws::OwnBf16 { rng.normal_bf16(n * c) } else { rng.normal(n * c) };
                 Array3::from_shape_vec((1, n, c), values).expect("as many as tokens times channels")
@@ -84,11 +84,11 @@ impl Sampler for EulerAncestral {
         let row = at.row();
         let next = stream.latents * row.at(0, 0) + stream.clean * row.at(0, 1) + stream.noise(at) * row.at(0, 2);
         let Some(conditioned) = stream.conditioned(&next) else { return vec![next] };
-        if self.blends_every_step {
-            return vec![conditioned];
-        }
         if self.eta == 0.0 {
             return vec![next];
+        }
+        if self.blends_every_step {
+            return vec![conditioned];
         }
         // In the last step, of which the latents are no part, the prediction is all there is.
         let last = row.at(0, 0).compare(Comparison::Eq, &row.at(0, 0).like(0.0));
@@ -103,6 +103,7 @@ mod tests {
 
     use super::*;
     use crate::av::Av;
+    use crate::sampling::noise::step_noise;
 
     fn sampler(eta: f64, draws: StepDraws) -> EulerAncestral {
         EulerAncestral { eta, noise_seed: None, seed_offset: SEED_OFFSET, draws, blends_every_step: false }
@@ -167,7 +168,10 @@ mod tests {
             let wide = |x: Array3<f32>| x.mapv(f64::from);
             let mut latents =
                 tokens.map(|[n, c]| wide(start.normal_array(&[1, n, c]).into_dimensionality().expect("3 axes")));
-            let mut noise = sampler.generator(case.seed);
+            let mut noise: StepNoise = match sampler.continues_request() {
+                true => Box::new(move |tokens| step_noise(&mut start, 1, tokens)),
+                false => sampler.generator(case.seed),
+            };
             let schedule = sampler.schedule(&case.sigmas);
             for (row, sigma) in schedule.coefficients.iter().zip(&case.sigmas) {
                 let [a, b, c] = [0, 1, 2].map(|k| f64::from(row[k]));

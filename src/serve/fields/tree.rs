@@ -8,7 +8,7 @@ use crate::serve::error::ApiError;
 use crate::serve::form::parse_json;
 
 /// Keys, or whole sections, that `ltx2` may write.
-pub(super) const ALLOWED: [&str; 30] = [
+pub(super) const ALLOWED: [&str; 32] = [
     "pipeline",
     "reference",
     "request.prompt",
@@ -17,10 +17,12 @@ pub(super) const ALLOWED: [&str; 30] = [
     "request.height",
     "request.num_frames",
     "request.frame_rate",
+    "request.motion_speed",
     "request.seed",
     "request.max_sequence_length",
     "request.retake",
     "request.extend",
+    "text.bos",
     "sampler.kind",
     "sampler.eta",
     "sampler.noise_seed",

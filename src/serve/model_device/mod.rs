@@ -21,7 +21,9 @@ use super::error::Failure;
 use super::job::{Accepted, JobPhase};
 use crate::config::{Config, Decoder, Job, Lora, NumFrames, Reference};
 use crate::media::Mp4Options;
+use crate::models::tokenizer::BosRule;
 use crate::pipeline::batch::videos_at_once;
+use crate::pipeline::configs::bos_rule;
 use crate::pipeline::generate::sidecar;
 use crate::pipeline::loras::Loras;
 use crate::pipeline::model::Model;
@@ -61,11 +63,11 @@ pub fn factory_together(
 }
 
 /// Configurations of a model that differ in these are read in different ways.
-type Reading = (bool, bool, Decoder);
+type Reading = (bool, BosRule, bool, Decoder);
 
 fn reading(config: &Config) -> Reading {
     let official = config.reference != Reference::Diffusers;
-    (official, config.vocoder.stage1_clamp != Reference::Diffusers, config.model.decoder)
+    (official, bos_rule(config), config.vocoder.stage1_clamp != Reference::Diffusers, config.model.decoder)
 }
 
 /// A model on its devices.
