@@ -38,7 +38,7 @@ impl ModelMade {
         write_atomically(&folder.join("thumb.jpg"), &thumbnails::thumbnail(&generated.frames)?)?;
         write_atomically(&folder.join("sprite.jpg"), &thumbnails::sprite_sheet(&generated.frames)?)?;
         if self.config.output.audio {
-            media::write_wav(&folder.join("audio.wav"), &generated.sound()?, WavFormat::Pcm16)?;
+            media::write_wav(&folder.join("audio.wav"), &generated.file_sound()?, WavFormat::Pcm16)?;
         }
         self.written.write(&self.config, &GenerateOptions::default()).complete()
     }
