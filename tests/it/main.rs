@@ -54,6 +54,7 @@ mod sound;
 mod spatial_sharding;
 mod spmd;
 mod tiles;
+mod track_times;
 mod upsampling;
 
 fn main() -> std::process::ExitCode {
