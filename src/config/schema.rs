@@ -985,7 +985,7 @@ with_defaults! {
         pub path: Option<String> = None,
         /// A folder for the frames as PNG.
         pub save_frames: Option<String> = None,
-        /// A WAV file, or a folder with several videos.
+        /// A WAV file of the sound, as long as the frames; a folder with several videos.
         pub save_audio: Option<String> = None,
         /// Write a JSON beside each video that repeats the run.
         pub sidecar: bool = true,

@@ -4,6 +4,7 @@ use ndarray::{Array2, Axis, s};
 use sha2::{Digest, Sha256};
 
 use super::error::{Error, Result};
+use super::rate::FrameRate;
 
 /// Float samples [channels, samples], nominally in -1..1, at a sample rate.
 #[derive(Clone, Debug, PartialEq)]
@@ -67,6 +68,14 @@ impl Audio {
         Audio { samples, rate: self.rate }
     }
 
+    /// The sound as long as `frames` frames at `fps` a second: cut, or with silence behind its end.
+    ///
+    /// # Errors
+    /// A frame rate that no file can have.
+    pub fn lasting(&self, frames: usize, fps: f64) -> Result<Audio> {
+        Ok(self.span(0.0, FrameRate::from_f64(fps)?.samples(frames, self.rate)))
+    }
+
     /// The sound behind so many samples of silence.
     pub fn delayed(&self, silence: usize) -> Audio {
         let silence = Array2::zeros((self.channels(), silence));
@@ -112,6 +121,14 @@ mod tests {
         assert_eq!(audio.fitted(2).samples(), &array![[0.5, 1.0], [-1.0, 0.0]]);
         assert_eq!(audio.fitted(4).samples(), &array![[0.5, 1.0, 0.0, 0.0], [-1.0, 0.0, 0.25, 0.0]]);
         assert_eq!(audio.fitted(4).planes()[1], [-1.0, 0.0, 0.25, 0.0]);
+    }
+
+    #[test]
+    fn sound_lasts_as_long_as_its_frames() {
+        let audio = Audio::new(array![[1.0, 2.0, 3.0]], 8).unwrap();
+        assert_eq!(audio.lasting(12, 24.0).unwrap().samples(), &array![[1.0, 2.0, 3.0, 0.0]]);
+        assert_eq!(audio.lasting(6, 23.976).unwrap().samples(), &array![[1.0, 2.0]]);
+        assert!(audio.lasting(9, 0.0).is_err());
     }
 
     #[test]

@@ -14,8 +14,9 @@ use super::frames::Frames;
 use super::image_file::covering;
 use super::png::{png_size, read_first_png_frames};
 use super::rate::FrameRate;
-use super::sound::read_sound;
+use super::sound::{Wanted, read_part};
 use super::tables::{self, Tables};
+use super::track_times::video_start;
 use crate::host;
 
 /// Frames of a video and its sound, where it has one.
@@ -26,16 +27,30 @@ pub struct Clip {
 }
 
 impl Clip {
-    /// Part of a video file, or of a folder of PNG frames, which has no sound.
+    /// Part of a video file, or of a folder of PNG frames, which has no sound. Its sound starts with the first frame: what is
+    /// heard before is left out, and silence is in front of sound that starts later.
     ///
     /// # Errors
     /// As [`read_clip`]; sound that cannot be read.
     pub fn read(path: &Path, ffmpeg: &Path, wanted: ClipPart) -> Result<Self> {
         let frames = read_frames(path, ffmpeg, wanted.frames, most_bytes())?;
         let is_heard = !path.is_dir() && wanted.seconds != Some(0.0);
-        let sound = if is_heard { read_sound(path, ffmpeg, wanted.seconds)? } else { None };
+        let sound = if is_heard { sound_of_frames(path, ffmpeg, wanted.seconds)? } else { None };
         Ok(Clip { frames, sound: sound.filter(|sound| !sound.is_empty()) })
     }
+}
+
+/// The sound of a video from its first frame on, to `seconds` at most.
+fn sound_of_frames(path: &Path, ffmpeg: &Path, seconds: Option<f64>) -> Result<Option<Audio>> {
+    let zero = video_start(path, ffmpeg);
+    let part = read_part(path, ffmpeg, Wanted { zero, start: 0.0, end: seconds })?;
+    if part.is_some() && zero.is_none() {
+        let path = path.display();
+        tracing::warn!(
+            "{path}: ffmpeg does not say when its first frame is shown: its sound is taken from the file's start"
+        );
+    }
+    Ok(part.map(|part| part.sound))
 }
 
 /// The part of a video that is wanted of it, from its start.

@@ -1,12 +1,17 @@
-//! The part of an MP4's sound that is shown: encoders put samples in front of it, and its edit list says how many
-//! (ISO/IEC 14496-12, 8.6.6).
+//! Which sound track of an MP4 is played, and when: edit lists (ISO/IEC 14496-12, 8.6.6), times of fragments (8.8.12) and iTunes'
+//! `iTunSMPB` tag give the samples that an encoder put in front.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
 
-/// Seconds of silence that a file may put in front, where nobody says how much is read.
-const MOST_SILENCE: f64 = 60.0;
+/// Seconds after which a file without an earlier stream is a part of a longer recording: its times count from its first stream.
+const LONGEST_WAIT: f64 = 60.0;
+
+/// The second that is the start of a file whose first stream starts at second `first`.
+pub(super) fn zero_of(first: f64) -> f64 {
+    if first > LONGEST_WAIT { first } else { 0.0 }
+}
 
 /// Heard part of a track's decoded samples, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -20,9 +25,34 @@ pub(super) struct Edit {
 }
 
 impl Edit {
+    /// The edit of a track whose first decoded sample is heard at a second; samples before second 0 are not heard.
+    pub(super) fn starting_at(seconds: f64) -> Self {
+        Edit { silence: seconds.max(0.0), skip: (-seconds).max(0.0), length: None }
+    }
+
+    /// The same edit in times that count from second `zero`.
+    pub(super) fn counted_from(self, zero: f64) -> Self {
+        let silence = self.silence - zero;
+        let unheard = (-silence).max(0.0);
+        let length = self.length.map(|length| (length - unheard).max(0.0));
+        Edit { silence: silence.max(0.0), skip: self.skip + unheard, length }
+    }
+
+    /// The same edit of a track whose first sample is at second `start` of the media, not at 0.
+    fn of_media_from(self, start: f64) -> Self {
+        let late = (start - self.skip).max(0.0);
+        let length = self.length.map(|length| (length - late).max(0.0));
+        Edit { silence: self.silence + late, skip: (self.skip - start).max(0.0), length }
+    }
+
     /// Decoded seconds in front that are not heard.
     pub(super) fn skipped(&self) -> f64 {
         self.skip
+    }
+
+    /// Seconds of silence in front, no more than `end`.
+    pub(super) fn gap(&self, end: Option<f64>) -> f64 {
+        self.silence.min(end.unwrap_or(f64::INFINITY))
     }
 
     /// Decoded samples of a channel that lie before second `start` of what is heard.
@@ -54,11 +84,6 @@ impl Edit {
         }
         gap + decoded.min(last).saturating_sub(skip)
     }
-
-    /// Seconds of silence in front.
-    fn gap(&self, end: Option<f64>) -> f64 {
-        self.silence.min(end.unwrap_or(MOST_SILENCE))
-    }
 }
 
 fn samples(seconds: f64, rate: u32) -> usize {
@@ -70,12 +95,32 @@ fn place(seconds: f64, rate: u32) -> usize {
     (seconds * f64::from(rate)).round_ties_even() as usize
 }
 
-/// The edit of the first sound track of an MP4; of any other file, all of it.
+/// The sound track of an MP4 that is played.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Mp4Sound {
+    /// Identifier of the track.
+    pub(super) track: u32,
+    pub(super) edit: Edit,
+    /// Second of the edit's times that is the file's start.
+    pub(super) zero: f64,
+    /// Whether the priming is known by `iTunSMPB` alone.
+    pub(super) is_itunes: bool,
+}
+
+/// The sound track of an MP4 that is played: the first enabled one, else the first. None of any other file.
 ///
 /// # Errors
 /// A file that cannot be read.
-pub(super) fn sound_edit(path: &Path) -> io::Result<Edit> {
-    Ok(movie(path)?.and_then(|movie| of_movie(&movie)).unwrap_or_default())
+pub(super) fn mp4_sound(path: &Path) -> io::Result<Option<Mp4Sound>> {
+    let Some(movie) = movie(path)? else { return Ok(None) };
+    let Some(sound) = of_movie(&movie) else { return Ok(None) };
+    if within(&movie, &[b"mvex"]).is_none() {
+        return Ok(Some(sound));
+    }
+    let times = fragment_times(path, &movie)?;
+    let own = times.iter().find(|(track, _)| *track == sound.track).map_or(0.0, |(_, seconds)| *seconds);
+    let first = times.iter().map(|(_, seconds)| *seconds).fold(own, f64::min);
+    Ok(Some(Mp4Sound { edit: sound.edit.of_media_from(own), zero: zero_of(first), ..sound }))
 }
 
 /// The body of an MP4's header; none of any other file.
@@ -149,14 +194,33 @@ pub(super) fn timescale(header: &[u8]) -> Option<f64> {
     (ticks > 0).then_some(f64::from(ticks))
 }
 
-fn of_movie(movie: &[u8]) -> Option<Edit> {
+fn of_movie(movie: &[u8]) -> Option<Mp4Sound> {
     let movie_scale = timescale(within(movie, &[b"mvhd"])?)?;
     let is_sound = |track: &[u8]| within(track, &[b"mdia", b"hdlr"]).and_then(|h| h.get(8..12)) == Some(b"soun");
-    let track = boxes(movie).find(|(name, body)| name == b"trak" && is_sound(body))?.1;
-    let track_scale = timescale(within(track, &[b"mdia", b"mdhd"])?)?;
-    let list = within(track, &[b"edts", b"elst"])?;
+    let tracks = || boxes(movie).filter(|(name, body)| *name == b"trak" && is_sound(body)).map(|(_, body)| body);
+    let track = tracks().find(|track| is_enabled(track)).or_else(|| tracks().next())?;
+    let ticks = timescale(within(track, &[b"mdia", b"mdhd"])?)?;
+    let listed = within(track, &[b"edts", b"elst"]).and_then(|list| of_list(list, movie_scale, ticks));
+    let tagged = if listed.is_none() { of_itunes(movie, ticks) } else { None };
+    let edit = listed.or(tagged).unwrap_or_default();
+    Some(Mp4Sound { track: track_id(track)?, edit, zero: 0.0, is_itunes: tagged.is_some() })
+}
+
+/// Whether a track is played (ISO/IEC 14496-12, 8.3.2): other languages and comments are not.
+fn is_enabled(track: &[u8]) -> bool {
+    within(track, &[b"tkhd"]).and_then(|head| head.get(3)).is_some_and(|flags| flags & 1 == 1)
+}
+
+fn track_id(track: &[u8]) -> Option<u32> {
+    let head = within(track, &[b"tkhd"])?;
+    let at = if head.first()? == &1 { 20 } else { 12 };
+    Some(number(head.get(at..at + 4)?))
+}
+
+/// The edit that an edit list of ticks a second (the movie's and the track's) describes; none of an empty list.
+fn of_list(list: &[u8], movie_scale: f64, track_scale: f64) -> Option<Edit> {
     let (wide, width) = (list.first()? == &1, if list.first()? == &1 { 20 } else { 12 });
-    let mut edit = Edit::default();
+    let mut edit = None;
     for entry in list.get(8..)?.chunks_exact(width).take(number(list.get(4..8)?) as usize) {
         let (length, start) = match wide {
             true => (
@@ -166,16 +230,71 @@ fn of_movie(movie: &[u8]) -> Option<Edit> {
             false => (f64::from(number(entry)), i64::from(number(&entry[4..8]) as i32)),
         };
         let seconds = length / movie_scale;
+        let own: &mut Edit = edit.get_or_insert_default();
         if start < 0 {
-            edit.silence += seconds;
+            own.silence += seconds;
             continue;
         }
         // A list of several pieces is an edited film's; its first one is what an encoder writes.
-        edit.skip = start as f64 / track_scale;
-        edit.length = (length > 0.0).then_some(seconds);
+        own.skip = start as f64 / track_scale;
+        own.length = (length > 0.0).then_some(seconds);
         break;
     }
-    Some(edit)
+    edit
+}
+
+/// The edit that iTunes' encoder writes into a movie's tags: hexadecimal numbers, of which the second is the priming in samples
+/// and the fourth the number of samples that follow.
+fn of_itunes(movie: &[u8], rate: f64) -> Option<Edit> {
+    let tags = within(within(movie, &[b"udta", b"meta"])?.get(4..)?, &[b"ilst"])?;
+    let is_named = |tag: &[u8]| within(tag, &[b"name"]).and_then(|name| name.get(4..)) == Some(b"iTunSMPB");
+    let (_, tag) = boxes(tags).find(|(name, tag)| *name == b"----" && is_named(tag))?;
+    let text = std::str::from_utf8(within(tag, &[b"data"])?.get(8..)?).ok()?;
+    let mut numbers = text.split_whitespace().map(|word| u64::from_str_radix(word.trim_matches('\0'), 16).ok());
+    let (priming, count) = (numbers.nth(1)??, numbers.nth(1)??);
+    let length = (count > 0).then_some(count as f64 / rate);
+    Some(Edit { silence: 0.0, skip: priming as f64 / rate, length })
+}
+
+/// Seconds at which the tracks of a fragmented movie start, by their identifiers: those of the fragments up to the first that
+/// every track has been in.
+fn fragment_times(path: &Path, movie: &[u8]) -> io::Result<Vec<(u32, f64)>> {
+    let scale = |track: &[u8]| Some((track_id(track)?, timescale(within(track, &[b"mdia", b"mdhd"])?)?));
+    let scales: Vec<(u32, f64)> =
+        boxes(movie).filter(|(name, _)| *name == b"trak").filter_map(|(_, body)| scale(body)).collect();
+    let mut file = File::open(path)?;
+    let size = file.metadata()?.len();
+    let (mut at, mut times) = (0, Vec::new());
+    while let Some((name, body, end)) = header(&mut file, at, size)? {
+        if &name == b"moof" {
+            let mut bytes = Vec::new();
+            file.seek(SeekFrom::Start(body))?;
+            (&mut file).take(end - body).read_to_end(&mut bytes)?;
+            let fragments = boxes(&bytes).filter(|(name, _)| *name == b"traf");
+            for (track, ticks) in fragments.filter_map(|(_, body)| fragment_time(body)) {
+                let scale = scales.iter().find(|(known, _)| *known == track);
+                if let (Some((_, scale)), false) = (scale, times.iter().any(|(known, _)| *known == track)) {
+                    times.push((track, ticks as f64 / scale));
+                }
+            }
+            if times.len() >= scales.len() {
+                break;
+            }
+        }
+        at = end;
+    }
+    Ok(times)
+}
+
+/// Track and time in its ticks of a fragment; none of one without a time.
+fn fragment_time(fragment: &[u8]) -> Option<(u32, u64)> {
+    let track = number(within(fragment, &[b"tfhd"])?.get(4..8)?);
+    let time = within(fragment, &[b"tfdt"])?;
+    let ticks = match time.first()? {
+        1 => u64::from_be_bytes(time.get(4..12)?.try_into().ok()?),
+        _ => u64::from(number(time.get(4..8)?)),
+    };
+    Some((track, ticks))
 }
 
 #[cfg(test)]
@@ -196,12 +315,13 @@ mod tests {
         let handler = boxed(b"hdlr", &[&words(&[0, 0])[..], b"soun"].concat());
         let media = boxed(b"mdia", &[boxed(b"mdhd", &words(&[0, 0, 0, 44100])), handler].concat());
         let list = boxed(b"edts", &boxed(b"elst", &words(&[0, 2, 500, -1, 1 << 16, 1000, 22050, 1 << 16])));
-        let track = boxed(b"trak", &[media, list].concat());
+        let head = boxed(b"tkhd", &words(&[1, 0, 0, 7, 0]));
+        let track = boxed(b"trak", &[head, media, list].concat());
         let movie = [boxed(b"mvhd", &words(&[0, 0, 0, 1000])), track].concat();
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), [boxed(b"ftyp", b"isom"), boxed(b"mdat", b""), boxed(b"moov", &movie)].concat())
             .unwrap();
-        let edit = sound_edit(file.path()).unwrap();
+        let edit = mp4_sound(file.path()).unwrap().unwrap().edit;
         assert_eq!(edit, Edit { silence: 0.5, skip: 0.5, length: Some(1.0) });
         let mut planes = vec![vec![1.0, 2.0, 3.0, 4.0, 5.0]];
         let all = planes.clone();
@@ -214,11 +334,11 @@ mod tests {
             assert_eq!((edit.apply(&mut planes, 2, start, None, gone), &planes[0][..]), (3, heard), "{start}");
         }
         std::fs::write(file.path(), b"RIFF").unwrap();
-        assert_eq!(sound_edit(file.path()).unwrap(), Edit::default());
+        assert_eq!(mp4_sound(file.path()).unwrap(), None);
         // Bytes that say more than they are.
         for cut in 0..movie.len() {
             std::fs::write(file.path(), boxed(b"moov", &movie[..cut])).unwrap();
-            sound_edit(file.path()).unwrap();
+            mp4_sound(file.path()).unwrap();
         }
     }
 }

@@ -113,12 +113,12 @@ impl LongMp4 {
         self.sound.push(samples)
     }
 
-    /// Writes the sound so far as a WAV file too.
+    /// Writes the sound as a WAV file too, as long as the frames so far.
     ///
     /// # Errors
     /// A file that cannot be written.
     pub fn write_wav(&self, path: &Path, format: WavFormat) -> Result<()> {
-        self.sound.write_wav(path, self.sound.len(), format)
+        self.sound.write_wav(path, self.rate.samples(self.frames, self.sound.rate()), format)
     }
 
     /// Frames so far.

@@ -31,6 +31,7 @@ mod sound;
 mod sound_file;
 mod stream;
 mod tables;
+mod track_times;
 mod wav;
 mod yuv;
 

@@ -40,11 +40,6 @@ impl SoundFile {
         self.rate
     }
 
-    /// Samples a channel.
-    pub(super) fn len(&self) -> usize {
-        self.len
-    }
-
     /// Adds samples `[channels, n]`.
     pub(super) fn push(&mut self, samples: &Array2<f32>) -> Result<()> {
         for (file, own) in self.channels.iter_mut().zip(samples.rows()) {
@@ -127,7 +122,7 @@ mod tests {
             sound.push(&piece.to_owned()).unwrap();
         }
         let audio = Audio::new(whole, 24000).unwrap();
-        assert_eq!((sound.len(), sound.sha256().unwrap()), (audio.len(), audio.sha256()));
+        assert_eq!((sound.len, sound.sha256().unwrap()), (audio.len(), audio.sha256()));
         for len in [100, BLOCK + 777, 2 * BLOCK + 1] {
             let [one, other] = ["one.wav", "other.wav"].map(|name| folder.path().join(name));
             sound.write_wav(&one, len, WavFormat::Float32).unwrap();

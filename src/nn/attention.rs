@@ -4,7 +4,6 @@ use super::context_parallel::Local;
 use super::layout::Axis;
 use super::params::Params;
 use crate::hlo::{Builder, Comparison, DType, Sharding, Type, Value};
-use crate::kernels;
 
 /// Heads and their width.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,7 +76,13 @@ impl Attention<'_> {
 
     /// The same where all of it is one device's: a manual region is no place for another.
     pub(crate) fn here(&self, p: &Params) -> Value {
-        kernels::attention(p.lowering().attention, self.q, self.k, self.v, self.bias, self.scale)
+        self.local(p, [self.q, self.k, self.v], self.bias).here()
+    }
+
+    /// Operands on one device.
+    fn local<'a>(&self, p: &Params, [q, k, v]: [&'a Value; 3], bias: Option<&'a Value>) -> Local<'a> {
+        let (kernel, by_row) = (p.lowering().attention, p.lowering().batch_invariant);
+        Local { q, k, v, bias, scale: self.scale, kernel, by_row }
     }
 
     fn communication(&self, p: &Params) -> Communication {
@@ -131,14 +136,7 @@ impl Attention<'_> {
             operands.push((bias, place(bias, &[rows, Axis::Replicated, queries, keys])));
         }
         let results = b.manual(&operands, &[q_at], |x| {
-            let local = Local {
-                q: &x[0],
-                k: &x[1],
-                v: &x[2],
-                bias: x.get(4),
-                scale: self.scale,
-                kernel: p.lowering().attention,
-            };
+            let local = self.local(p, [&x[0], &x[1], &x[2]], x.get(4));
             vec![match communication {
                 Communication::Local => local.here(),
                 Communication::SplitKv => {

@@ -96,8 +96,8 @@ with_defaults! {
         pub conv3d: Conv3dLowering = Conv3dLowering::Direct,
         /// Whether a dot of bf16 operands may give an f32 result; else the operands are widened first.
         pub mixed_precision_dot: bool = true,
-        /// Whether a dot is written row by row of the CFG batch, because its bits depend on how many rows it has: f32
-        /// runs then give one result however the batch is sharded.
+        /// Whether a dot, and attention, is written row by row of the CFG batch, because its bits depend on how many rows it has:
+        /// f32 runs then give one result however the batch is sharded.
         pub batch_invariant: bool = false,
         pub attention: Kernel = Kernel::Plain,
         /// Whether the plugin is one that attention's kernel was never tried with: a program that it refuses is written

@@ -58,12 +58,24 @@ pub(super) struct Local<'a> {
     pub(crate) scale: f64,
     /// Attention kernel where a device has all keys it needs.
     pub(crate) kernel: Kernel,
+    /// Whether rows are attended to one by one, because the bits of a platform's products depend on how many there are.
+    pub(crate) by_row: bool,
 }
 
 impl Local<'_> {
     /// The device holds the keys it needs.
     pub(crate) fn here(&self) -> Value {
-        kernels::attention(self.kernel, self.q, self.k, self.v, self.bias, self.scale)
+        let rows = self.q.dim(0);
+        if !self.by_row || rows <= 1 {
+            return kernels::attention(self.kernel, self.q, self.k, self.v, self.bias, self.scale);
+        }
+        let row = |i: usize| {
+            let own = |x: &Value| if x.dim(0) == 1 { x.clone() } else { x.slice(0, i, i + 1) };
+            let [q, k, v] = [self.q, self.k, self.v].map(own);
+            kernels::attention(self.kernel, &q, &k, &v, self.bias.map(own).as_ref(), self.scale)
+        };
+        let all: Vec<Value> = (0..rows).map(row).collect();
+        self.q.builder().concat(&all.iter().collect::<Vec<_>>(), 0)
     }
 
     /// Keys and values of all devices are gathered.

@@ -76,6 +76,7 @@ impl Runner {
             audio,
             sample_rate: self.model.sample_rate,
             frame_rate: request.output_rate(),
+            num_frames: request.num_frames,
             timings: Vec::new(),
             steps: request.passes().0.sigmas.len() - 1,
             batch,

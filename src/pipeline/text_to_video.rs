@@ -52,6 +52,8 @@ pub struct Generated {
     pub sample_rate: usize,
     /// Frames a second.
     pub frame_rate: f64,
+    /// Frames that were asked for, of which a sound alone has none.
+    pub(crate) num_frames: usize,
     /// Time of each phase, of all videos made together.
     pub timings: Vec<PhaseTime>,
     /// Steps of the first pass; a sampler may evaluate the transformer more than once a step.
@@ -73,6 +75,16 @@ impl Generated {
     /// Neither mono nor stereo.
     pub fn sound(&self) -> Result<Audio> {
         Ok(Audio::new(self.audio.clone(), u32::try_from(self.sample_rate).unwrap_or(u32::MAX))?)
+    }
+
+    /// The sound as files hold it: as long as the frames, or as the frames that a sound alone was asked for. The audio decoder's
+    /// samples end up to 45 ms before; silence follows them.
+    ///
+    /// # Errors
+    /// Neither mono nor stereo.
+    pub fn file_sound(&self) -> Result<Audio> {
+        let frames = if self.frames.count() > 0 { self.frames.count() } else { self.num_frames };
+        Ok(self.sound()?.lasting(frames, self.frame_rate)?)
     }
 
     /// Writes an MP4, over a file of that name; [`media`] writes other files and has the encoder's options.
@@ -244,6 +256,7 @@ impl Run<'_> {
             audio: audio.index_axis_move(Dim(0), 0),
             sample_rate,
             frame_rate: request.output_rate(),
+            num_frames: request.num_frames,
             timings: timings.clone(),
             steps,
             batch: self.batch.asked(),

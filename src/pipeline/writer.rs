@@ -166,7 +166,7 @@ impl Made {
             Err(error) if !self.keeps => return Outcome { written: None, failed: Some(error) },
             written => !failures.add(written),
         };
-        self.write_others(config, options, &audio, &mut failures);
+        self.write_others(config, options, &mut failures);
         let (table, figures) = self.report.end(Span::until_now(SpanKind::Write, "mp4", since));
         // Beside a video that is not there may be the sidecar of another run's.
         let mut has_sidecar = false;
@@ -198,7 +198,7 @@ impl Made {
     }
 
     /// Writes the other files that are asked for. Frames of an earlier video are removed first where the run may replace them.
-    fn write_others(&self, config: &Config, options: &GenerateOptions, audio: &Audio, failures: &mut Failures) {
+    fn write_others(&self, config: &Config, options: &GenerateOptions, failures: &mut Failures) {
         let (frames, path, several) = (&self.generated.frames, &self.path, options.has_several());
         if let Some(folder) = config.output.save_frames.as_ref().filter(|_| frames.count() > 0) {
             let folder = place_of(folder, path, "", several);
@@ -207,8 +207,9 @@ impl Made {
             failures.add(written.map(drop).map_err(PipelineError::from));
         }
         if let Some(file) = &config.output.save_audio {
-            let written = media::write_wav(&place_of(file, path, "wav", several), audio, WavFormat::Pcm16);
-            failures.add(written.map_err(PipelineError::from));
+            let write =
+                |sound: Audio| media::write_wav(&place_of(file, path, "wav", several), &sound, WavFormat::Pcm16);
+            failures.add(self.generated.file_sound().and_then(|sound| Ok(write(sound)?)));
         }
         if let Some(dump) = &options.dump {
             failures.add(super::tensors::write(&dump_path(dump, &self.job, several), &self.generated.dump));
@@ -250,7 +251,7 @@ fn write_video(
 ) -> Result<()> {
     let (frames, rate) = (&generated.frames, generated.frame_rate);
     if frames.count() == 0 {
-        media::write_wav(path, audio, WavFormat::Pcm16)?;
+        media::write_wav(path, &generated.file_sound()?, WavFormat::Pcm16)?;
         return Ok(());
     }
     let kept = config.request.video.as_ref().filter(|_| generated.are_given && config.output.audio);

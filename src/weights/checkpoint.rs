@@ -18,6 +18,9 @@ use crate::tensor::Tensor;
 
 mod rows;
 mod stored;
+mod torchao;
+
+use rows::Integers;
 
 /// The format's own limit on the header, which keeps a damaged length from asking for the whole memory.
 const MAX_HEADER: u64 = 100_000_000;
@@ -43,8 +46,10 @@ struct Entry {
     dtype: Dtype,
     shape: Arc<[usize]>,
     range: Range<u64>,
-    /// A tensor that its rows are multiplied by.
+    /// A tensor that its rows are multiplied by: a number for each, or one for all.
     factors: Option<Box<Entry>>,
+    /// How the file holds it, where that is as 8-bit integers.
+    integers: Option<Integers>,
 }
 
 /// The tensors of one or several safetensors files; cheap to clone.
@@ -63,8 +68,9 @@ pub struct TensorView {
     shape: Arc<[usize]>,
     shard: Arc<Shard>,
     range: Range<u64>,
-    /// A factor of each row.
+    /// A factor of each row, or of all.
     factors: Option<Box<TensorView>>,
+    integers: Option<Integers<TensorView>>,
 }
 
 impl TensorView {
@@ -81,9 +87,10 @@ impl TensorView {
         &self.shape
     }
 
-    /// Bytes in the file.
+    /// Bytes of its numbers. In the file they are as many, but of integers that are read as floats.
     pub(crate) fn size(&self) -> usize {
-        (self.range.end - self.range.start) as usize
+        let bytes = (self.range.end - self.range.start) as usize;
+        if self.integers.is_some() { bytes * self.dtype.size() } else { bytes }
     }
 
     /// Reads its row-major little-endian bytes from `offset` on.
@@ -92,6 +99,10 @@ impl TensorView {
     /// Past its end; a file that cannot be read or was written to since it was opened.
     pub(crate) fn read_at(&self, offset: usize, into: &mut [u8]) -> Result<(), WeightsError> {
         assert!(offset + into.len() <= self.size(), "{} is {} bytes", self.key, self.size());
+        if let Some(integers) = &self.integers {
+            self.read_integers(integers, offset, into)?;
+            return self.factors.as_ref().map_or(Ok(()), |factors| self.multiply(factors, offset, into));
+        }
         let (path, file) = (&self.shard.path, &self.shard.file);
         let read = file.read_exact_at(into, self.range.start + offset as u64);
         // What was changed while it was read may be half of each.
@@ -205,11 +216,11 @@ impl Checkpoint {
             return Err(WeightsError::NotSafetensors { path: path.to_path_buf(), reason: FLASHPACK.into() });
         }
         let target = if meta.is_dir() { find_weights(path)? } else { path.to_path_buf() };
-        if target.extension().is_some_and(|e| e == "json") {
-            Self::open_index(&target)
-        } else {
-            Self::open_file(&target)
-        }
+        let checkpoint = match target.extension().is_some_and(|e| e == "json") {
+            true => Self::open_index(&target)?,
+            false => Self::open_file(&target)?,
+        };
+        checkpoint.with_torchao_weights()
     }
 
     fn open_file(path: &Path) -> Result<Self, WeightsError> {
@@ -274,6 +285,7 @@ impl Checkpoint {
             shape: info.shape.as_slice().into(),
             range: s.data + info.data_offsets.0 as u64..s.data + info.data_offsets.1 as u64,
             factors: None,
+            integers: None,
         };
         Arc::make_mut(&mut self.tensors).insert(key.to_string(), entry);
         Ok(())
@@ -311,7 +323,7 @@ impl Checkpoint {
         let mut joined = self.clone();
         let tensors = Arc::make_mut(&mut joined.tensors);
         for (name, entry) in other.tensors.iter() {
-            let entry = Entry { shard: entry.shard + self.shards.len(), ..entry.clone() };
+            let entry = entry.behind(self.shards.len());
             if let Some(own) = tensors.insert(name.clone(), entry.clone()) {
                 return Err(WeightsError::Duplicate {
                     path: self.shards[own.shard].path.clone(),
@@ -387,6 +399,11 @@ impl Checkpoint {
             shard: shard.clone(),
             range: entry.range.clone(),
             factors: entry.factors.as_deref().map(|factors| self.view(factors).map(Box::new)).transpose()?,
+            integers: entry
+                .integers
+                .as_ref()
+                .map(|integers| integers.try_map(|points| self.view(points)))
+                .transpose()?,
         })
     }
 

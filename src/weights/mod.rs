@@ -21,6 +21,7 @@ mod official_vae;
 mod packed;
 mod pairing;
 mod place;
+mod quantization;
 mod reference_scales;
 mod section;
 mod source;

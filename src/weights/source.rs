@@ -15,7 +15,7 @@ use super::packed::TokenizerFiles;
 use super::pairing::{GEMMA_SOURCE, Transformer};
 use super::place::{Place, SingleFile, check_version, place};
 use super::version::Version;
-use super::{Component, fingerprint, keys, newer, official, official_diffusion, split};
+use super::{Component, fingerprint, keys, newer, official, official_diffusion, quantization, split};
 
 /// Parts taken from elsewhere than the model: paths or `org/name`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -252,7 +252,8 @@ impl ModelSource {
             return Ok(p.config.clone());
         }
         let path = self.folder(component)?.join(component.config_file());
-        let json = read_json(&path)?;
+        let mut json = read_json(&path)?;
+        quantization::take(&path, &mut json)?;
         match json.is_object() {
             true => Ok(json),
             false => Err(WeightsError::Json { path, reason: "not a JSON object".into() }),

@@ -167,6 +167,7 @@ fn a_video_gone_on_with_and_one_with_other_sound() {
     makes(CONFIG, &path("alone.wav"), &[&["--pipeline", "text_to_audio"], &size[..]].concat());
     let alone = read_wav(&path("alone.wav")).expect("a WAV file");
     assert!(alone.samples().iter().any(|sample| *sample != 0.0));
+    assert_eq!(alone.len(), (9 * alone.rate() as usize).div_ceil(24), "as long as 9 frames");
     let json = fs::read_to_string(path("alone.json")).expect("a sidecar");
     let sidecar: Value = serde_json::from_str(&json).expect("JSON");
     assert!(!sidecar["programs"].as_object().expect("programs").contains_key("video_decoder"));

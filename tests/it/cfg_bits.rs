@@ -129,10 +129,18 @@ impl Subject {
     }
 
     fn latents(&self, client: &Client, options: EngineOptions, mesh: &str) -> Av<Tensor> {
+        self.sized(client, options, mesh, None)
+    }
+
+    fn sized(&self, client: &Client, options: EngineOptions, mesh: &str, sizes: Option<(usize, usize)>) -> Av<Tensor> {
         let model = self.model();
         let name = if self.is_newer() { "/tiny_2_3_guided" } else { "/tiny_a_cfg" };
         let case = cases("pipeline").into_iter().find(|c| c.name.ends_with(name)).expect("a case");
         let request = Request { width: 96, height: 64, ..request(&case, &model) };
+        let request = match sizes {
+            Some((num_frames, max_sequence_length)) => Request { num_frames, max_sequence_length, ..request },
+            None => request,
+        };
         let request = Request { stg_blocks: request.stg_blocks.map(|own| own.iter().map(|_| 0).collect()), ..request };
         let mut executor = Executor::new(Engine::new(client.clone(), options), self.weights.clone());
         let layout = if mesh.is_empty() { build("replicated", "data=1", 1) } else { build("cfg", mesh, 4) };
@@ -185,6 +193,33 @@ fn with_newer_emitters(test: &str) {
 #[needs(cpu)]
 fn branches_apart_have_the_bits_of_branches_together() {
     with_newer_emitters("quickly_compiled");
+}
+
+#[needs(member)]
+fn hunt() {
+    let client = cpu(4);
+    let dir = tempfile::tempdir().expect("a folder");
+    let plain = json!({});
+    for (i, [dim, audio]) in
+        [[16, 8], [8, 8], [10, 6], [12, 4], [14, 10], [6, 4], [20, 12], [32, 16]].into_iter().enumerate()
+    {
+        for base in ["tiny_a", "tiny_b", "tiny_2_3"] {
+            let v = Variant { base, heads: [3, dim], audio_heads: [3, audio], layers: 2, more: plain.clone() };
+            let s = Subject::random(&v, 1, &dir.path().join(format!("{base}-{i}")));
+            for (frames, text) in [(17, 24), (9, 24), (17, 64)] {
+                let options = if std::env::var("HUNT").is_ok() { optimized() } else { quick() };
+                let at = |mesh: &str| s.sized(&client, options.clone(), mesh, Some((frames, text)));
+                let (a, b) = (at(""), at("cfg=2"));
+                let d: Vec<String> = a
+                    .as_ref()
+                    .zip(b.as_ref())
+                    .map(|(a, b)| format!("{:.1e}", if a == b { 0.0 } else { relative_l2(a, b) }))
+                    .into_iter()
+                    .collect();
+                println!("HUNT {} frames {frames} text {text}: {}", s.name, d.join(" "));
+            }
+        }
+    }
 }
 
 #[needs(member)]

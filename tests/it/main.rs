@@ -55,6 +55,7 @@ mod sound;
 mod spatial_sharding;
 mod spmd;
 mod tiles;
+mod track_times;
 mod upsampling;
 
 fn main() -> std::process::ExitCode {

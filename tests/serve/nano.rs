@@ -176,6 +176,7 @@ fn alone_and_in_a_batch() {
     assert_eq!((size("thumb.jpg"), size("sprite.jpg")), ([64, 96], [5 * 64, 5 * 96]));
     let sound = ltx2::media::read_wav(&alone[0].path("audio.wav")).expect("a WAV file");
     assert!(sound.samples().iter().any(|sample| *sample != 0.0));
+    assert_eq!(sound.len(), (9 * sound.rate() as usize).div_ceil(24), "as long as the video");
     assert_ne!(alone[0].hashes(), alone[1].hashes());
 
     let together: Vec<Video> = server.run(&order(&jobs)).into_iter().map(Video::write).collect();

@@ -61,7 +61,7 @@ impl ModelMade {
         let thumbnail = || Ok(write_atomically(&folder.join("thumb.jpg"), &thumbnails::thumbnail(&generated.frames)?)?);
         let sprites =
             || Ok(write_atomically(&folder.join("sprite.jpg"), &thumbnails::sprite_sheet(&generated.frames)?)?);
-        let sound = || Ok(media::write_wav(&folder.join("audio.wav"), &generated.sound()?, WavFormat::Pcm16)?);
+        let sound = || Ok(media::write_wav(&folder.join("audio.wav"), &generated.file_sound()?, WavFormat::Pcm16)?);
         let sound = || if has_audio { sound() } else { Ok(()) };
         let files: [(&str, &dyn Fn() -> Result<(), PipelineError>); 3] =
             [("thumb.jpg", &thumbnail), ("sprite.jpg", &sprites), ("audio.wav", &sound)];

@@ -1,5 +1,6 @@
 //! Tensors that a file holds in another form: several as the rows of one, or with a factor for each row apart.
 
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use half::{bf16, f16};
@@ -7,6 +8,48 @@ use half::{bf16, f16};
 use super::{Checkpoint, Entry, TensorView, known};
 use crate::hlo::DType;
 use crate::weights::error::WeightsError;
+
+/// Form of a tensor whose numbers are 8-bit integers in the file and floats where they are read.
+#[derive(Clone, Debug)]
+pub(super) struct Integers<T = Entry> {
+    /// 8-bit integers that are taken off its rows: one for each, or one for all.
+    pub(super) zero_points: Option<Box<T>>,
+}
+
+impl<T> Integers<T> {
+    pub(super) fn try_map<U, E>(&self, of: impl FnOnce(&T) -> Result<U, E>) -> Result<Integers<U>, E> {
+        Ok(Integers { zero_points: self.zero_points.as_deref().map(of).transpose()?.map(Box::new) })
+    }
+}
+
+impl Entry {
+    /// The same place where so many shards are in front of those of its checkpoint.
+    pub(super) fn behind(&self, shards: usize) -> Self {
+        let moved = |other: &Box<Entry>| Box::new(other.behind(shards));
+        let integers = self.integers.as_ref().map(|own| Integers { zero_points: own.zero_points.as_ref().map(moved) });
+        let factors = self.factors.as_ref().map(moved);
+        Entry { shard: self.shard + shards, factors, integers, ..self.clone() }
+    }
+
+    /// One of so many parts of equal numbers of rows; factors that are one for all rows stay.
+    fn part(&self, index: usize, count: usize) -> Self {
+        let rows = self.shape.first().map_or(1, |rows| rows / count);
+        let shape = self.shape.iter().skip(1).fold(vec![rows], |mut all, n| {
+            all.push(*n);
+            all
+        });
+        let bytes = (self.range.end - self.range.start) / count as u64;
+        let start = self.range.start + index as u64 * bytes;
+        let of_rows = |other: &Box<Entry>| match other.shape.first() {
+            Some(1) | None => other.clone(),
+            Some(_) => Box::new(other.part(index, count)),
+        };
+        let integers =
+            self.integers.as_ref().map(|own| Integers { zero_points: own.zero_points.as_ref().map(of_rows) });
+        let factors = self.factors.as_ref().map(of_rows);
+        Entry { shape: shape.into(), range: start..start + bytes, factors, integers, ..self.clone() }
+    }
+}
 
 impl Checkpoint {
     /// Puts parts of equal numbers of rows in the place of a tensor.
@@ -21,14 +64,9 @@ impl Checkpoint {
             let path = self.shards[whole.shard].path.clone();
             return Err(WeightsError::Shape { path, key: whole.key.to_string(), got: whole.shape.to_vec(), want });
         }
-        let shape: Arc<[usize]> = [&[rows / count], &whole.shape[1..]].concat().into();
-        let bytes = (whole.range.end - whole.range.start) / count as u64;
         let tensors = Arc::make_mut(&mut self.tensors);
         tensors.remove(name);
-        for (i, part) in parts.iter().enumerate() {
-            let start = whole.range.start + i as u64 * bytes;
-            tensors.insert(part.clone(), Entry { shape: shape.clone(), range: start..start + bytes, ..whole.clone() });
-        }
+        tensors.extend(parts.iter().enumerate().map(|(i, part)| (part.clone(), whole.part(i, count))));
         Ok(())
     }
 
@@ -56,13 +94,48 @@ impl Checkpoint {
     }
 }
 
+/// The value of a row, of values that are one for each or one for all.
+fn by_row<T: Copy>(values: &[T], row: usize) -> T {
+    if values.len() == 1 { values[0] } else { values[row] }
+}
+
 impl TensorView {
+    /// Reads integers of 8 bits, less the zero points of their rows, as floats from byte `offset` of those on: floats of every width
+    /// hold these numbers.
+    pub(super) fn read_integers(
+        &self,
+        integers: &Integers<TensorView>,
+        offset: usize,
+        into: &mut [u8],
+    ) -> Result<(), WeightsError> {
+        let (size, row) = (self.dtype.size(), self.shape[1..].iter().product::<usize>());
+        let first = offset / size;
+        let points = match &integers.zero_points {
+            Some(points) => points.read()?.into_iter().map(|point| point as i8).collect(),
+            None => vec![0],
+        };
+        let mut numbers = vec![0; into.len() / size];
+        let read = self.shard.file.read_exact_at(&mut numbers, self.range.start + first as u64);
+        // What was changed while it was read may be half of each.
+        self.shard.check()?;
+        read.map_err(WeightsError::io(&self.shard.path, "cannot read"))?;
+        for (i, (number, float)) in numbers.into_iter().zip(into.chunks_exact_mut(size)).enumerate() {
+            let value = f32::from(number as i8) - f32::from(by_row(&points, (first + i) / row));
+            match self.dtype {
+                DType::BF16 => float.copy_from_slice(&bf16::from_f32(value).to_le_bytes()),
+                DType::F16 => float.copy_from_slice(&f16::from_f32(value).to_le_bytes()),
+                _ => float.copy_from_slice(&value.to_le_bytes()),
+            }
+        }
+        Ok(())
+    }
+
     /// Multiplies what was read from `offset` on by the factors of its rows.
     pub(super) fn multiply(&self, factors: &TensorView, offset: usize, read: &mut [u8]) -> Result<(), WeightsError> {
         let factors: Vec<f32> = factors.to_tensor()?.to_f32().into_iter().collect();
         let (size, row) = (self.dtype.size(), self.shape[1..].iter().product::<usize>());
         let first = offset / size;
-        let of = |i: usize| factors[(first + i) / row];
+        let of = |i: usize| by_row(&factors, (first + i) / row);
         let elements = read.chunks_exact_mut(size).enumerate();
         match self.dtype {
             DType::BF16 => elements.for_each(|(i, x)| {

@@ -13,6 +13,7 @@ mod ltx2_5;
 mod official;
 mod sources;
 mod strict;
+mod torchao;
 mod writing;
 
 /// A safetensors file's bytes; every tensor is filled with zeros.

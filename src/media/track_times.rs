@@ -1,0 +1,133 @@
+//! Tracks of a file and the times at which they start, by an installed ffmpeg.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use super::decode::decoded_by;
+use super::edit_list::zero_of;
+use super::error::Result;
+
+/// Containers whose times count from no fixed second, and MP3, whose priming ffmpeg counts as time: the first stream's time is the
+/// file's start.
+const WITHOUT_ZERO: [&str; 4] = ["mpegts", "mpeg", "mp3", "mpegtsraw"];
+
+/// Tracks of a file, as ffmpeg lists them.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Listing {
+    /// ffmpeg's names of the container, separated by commas.
+    format: String,
+    /// Second at which the first track starts.
+    start: f64,
+    /// The sound track that is played, counted among all tracks: the first default one, else the first.
+    pub(super) sound: Option<usize>,
+}
+
+impl Listing {
+    /// Lists the tracks of a file; an empty list where ffmpeg does not read it.
+    pub(super) fn read(path: &Path, ffmpeg: &Path) -> Self {
+        let mut command = Command::new(ffmpeg);
+        command.args(["-hide_banner", "-i"]).arg(path).stdin(Stdio::null());
+        // Without an output file it ends with an error, behind the list.
+        command
+            .output()
+            .map(|output| Self::parse(&String::from_utf8_lossy(&output.stderr)))
+            .unwrap_or_else(|_| Self::default())
+    }
+
+    fn parse(text: &str) -> Self {
+        let mut listing = Listing::default();
+        let mut sounds: Vec<(usize, bool)> = Vec::new();
+        for line in text.lines() {
+            if let Some(format) = line.strip_prefix("Input #0, ").and_then(|line| line.split_once(", from ")) {
+                listing.format = format.0.into();
+            }
+            let start = line.strip_prefix("  Duration: ").and_then(|line| line.split(", start: ").nth(1));
+            if let Some(start) = start.and_then(|start| start.split(',').next()?.trim().parse().ok()) {
+                listing.start = start;
+            }
+            sounds.extend(sound_track(line));
+        }
+        sounds.sort_unstable();
+        let default = sounds.iter().find(|(_, is_default)| *is_default);
+        listing.sound = default.or(sounds.first()).map(|(track, _)| *track);
+        listing
+    }
+
+    /// The second of its tracks' times that is the file's start.
+    pub(super) fn zero(&self) -> f64 {
+        let counts_from_first = self.format.split(',').any(|name| WITHOUT_ZERO.contains(&name));
+        if counts_from_first { self.start } else { zero_of(self.start) }
+    }
+}
+
+/// Number of a sound track that ffmpeg can decode, and whether it is the default, of a line such as
+/// `  Stream #0:1[0x101](eng): Audio: aac (LC), 48000 Hz, stereo, fltp (default)`.
+fn sound_track(line: &str) -> Option<(usize, bool)> {
+    let line = line.trim_start().strip_prefix("Stream #0:")?;
+    let (track, form) = line.split_once(": Audio: ")?;
+    let digits = track.find(|c: char| !c.is_ascii_digit()).unwrap_or(track.len());
+    let is_known = !form.starts_with("none");
+    is_known.then_some((track[..digits].parse().ok()?, form.contains("(default)")))
+}
+
+/// Second at which the first frame of a file's first video track is shown; none where ffmpeg does not say.
+pub(super) fn video_start(path: &Path, ffmpeg: &Path) -> Option<f64> {
+    // Frames keep their own times, in ticks that are finer than a frame.
+    let how = ["-map", "0:v:0", "-frames:v", "1", "-fps_mode", "passthrough", "-enc_time_base", "1/90000"];
+    first_time(decoded_by(path, ffmpeg, &["-copyts", "-noautorotate"], &[&how[..], &["-f", "framecrc"]].concat()))
+}
+
+/// Second of the first decoded sample of a track; none where ffmpeg does not say.
+pub(super) fn sound_start(path: &Path, ffmpeg: &Path, track: usize) -> Option<f64> {
+    let track = format!("0:{track}");
+    let how = ["-map", &track, "-frames:a", "1", "-c:a", "pcm_f32le", "-f", "framecrc"];
+    first_time(decoded_by(path, ffmpeg, &["-copyts"], &how))
+}
+
+/// Time of the first row of ffmpeg's list of frames: ticks in its third column, of the length in the line `#tb 0: 1/90000`.
+fn first_time(list: Result<Option<Vec<u8>>>) -> Option<f64> {
+    let list = String::from_utf8(list.ok()??).ok()?;
+    let base = list.lines().find_map(|line| line.strip_prefix("#tb 0:")).and_then(|base| base.trim().split_once('/'));
+    let (num, den): (f64, f64) = base.and_then(|(num, den)| Some((num.parse().ok()?, den.parse().ok()?)))?;
+    let ticks = list.lines().find(|line| !line.starts_with('#'))?.split(',').nth(2)?.trim().parse::<f64>().ok()?;
+    let seconds = ticks * num / den;
+    seconds.is_finite().then_some(seconds)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn default_sound_track_is_preferred_to_the_first() {
+        let of = |format: &str, flags: [&str; 2]| {
+            Listing::parse(&format!(
+                "Input #0, {format}, from 'a, from b.mkv':\n  Duration: 00:00:02.00, start: 1.400000, bitrate: 9 kb/s\n\
+                 \x20 Stream #0:0[0x1](und): Video: h264 (High), yuv420p, 64x64, 24 fps (default)\n\
+                 \x20 Stream #0:3(eng): Audio: aac (LC) (mp4a / 0x6134706D), 48000 Hz, stereo, fltp{}\n    Metadata:\n\
+                 \x20     title           : Stream #0:7: Audio: x (default)\n\
+                 \x20 Stream #0:1(ger): Audio: aac (LC), 48000 Hz, 5.1, fltp{}\n\
+                 \x20 Stream #0:4: Audio: none, 48000 Hz (default)\n",
+                flags[0], flags[1]
+            ))
+        };
+        assert_eq!(of("matroska,webm", ["", ""]).sound, Some(1));
+        assert_eq!(of("matroska,webm", [" (default)", ""]).sound, Some(3));
+        assert_eq!(of("matroska,webm", [" (default)", " (default)"]).sound, Some(1));
+        assert_eq!([of("mpegts", ["", ""]), of("matroska,webm", ["", ""])].map(|list| list.zero()), [1.4, 0.0]);
+        assert_eq!(Listing::parse("a.txt: Invalid data found when processing input"), Listing::default());
+    }
+
+    #[test]
+    fn first_time_is_read_in_the_list_s_own_ticks() {
+        let list =
+            |rows: &str| Ok(Some(format!("#software: x\n#tb 0: 1/90000\n#media_type 0: video\n{rows}").into_bytes()));
+        assert_eq!(
+            first_time(list("0,  133500,  133500, 3750, 12288, 0xc5\n0, 1, 1, 1, 1, 0\n")),
+            Some(133_500.0 / 90_000.0)
+        );
+        assert_eq!(first_time(list("0,  -900,  -900, 3750, 12288, 0xc5\n")), Some(-0.01));
+        assert_eq!((first_time(list("")), first_time(Ok(None))), (None, None));
+    }
+}
