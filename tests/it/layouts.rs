@@ -110,6 +110,65 @@ fn connectors() {
     agree(ProgramKind::Connectors, "connectors", &["tiny_a_mixed", "tiny_b_right"], for_text);
 }
 
+/// Numbers of devices that divide neither the text's tokens nor the connectors' registers.
+const UNEVEN: [usize; 4] = [3, 5, 6, 7];
+
+/// Compares a program on each uneven number of devices along `context` with one device.
+fn agree_on_uneven_contexts(component: ProgramKind, folder: &str, name: &str, contexts: &[usize]) {
+    let client = cpu(8);
+    let all = cases(folder);
+    let case = all.iter().find(|c| c.name.ends_with(&format!("/{name}"))).expect("a case");
+    let whole = run(&client, component, case, &build("replicated", "data=1", 1));
+    for context in contexts {
+        let got = run(&client, component, case, &build("ulysses", &format!("context={context}"), 8));
+        for (tensor, want) in &whole {
+            let distance = relative_l2(&got[tensor], want);
+            eprintln!("{} context={context} {tensor}: {distance:.1e}", case.name);
+            assert!(distance <= 1e-6, "{} context={context} {tensor}: {distance:e}", case.name);
+        }
+    }
+}
+
+#[needs(cpu)]
+fn connectors_pad_text_that_context_does_not_divide() {
+    let contexts = if full() { &UNEVEN[..] } else { &[3, 7] };
+    agree_on_uneven_contexts(ProgramKind::Connectors, "connectors", "tiny_a_mixed", contexts);
+}
+
+#[needs(cpu, full)]
+fn text_on_uneven_contexts() {
+    for name in ["tiny_a_mixed", "tiny_b_right"] {
+        agree_on_uneven_contexts(ProgramKind::Connectors, "connectors", name, &UNEVEN);
+    }
+    for name in ["tiny_a_pair", "tiny_b_short"] {
+        agree_on_uneven_contexts(ProgramKind::TextEncoder, "text-encoder", name, &UNEVEN);
+    }
+}
+
+/// Every kind of context parallelism makes a whole video of a prompt on devices that do not divide it.
+#[needs(cpu, full)]
+fn whole_requests_on_uneven_contexts() {
+    let client = cpu(8);
+    for case in cases("pipeline").iter().filter(|c| c.name.ends_with("b_plain") || c.name.ends_with("a_cfg")) {
+        let run = |layout: &str, mesh: &str, devices: usize| {
+            let mut runner = open(&client, case.model.to_str().expect("a path"), build(layout, mesh, devices));
+            let request = request(case, &runner.model);
+            generate(&mut runner, &request, &dumping(None))
+        };
+        let whole = run("replicated", "data=1", 1);
+        for (layout, context) in
+            [("sequence", 3), ("ulysses", 5), ("ring", 6), ("ulysses", 7), ("hybrid", 6), ("fsdp-ulysses", 3), ("tensor", 3)]
+        {
+            let got = run(layout, &format!("context={context}"), 8);
+            for name in ["prompt_embeds", "latents.video", "latents.audio", "video", "audio"] {
+                let distance = relative_l2(dumped(&got, name), dumped(&whole, name));
+                eprintln!("{} {layout} context={context} {name}: {distance:.1e}", case.name);
+                assert!(distance <= limit(layout), "{} {layout} context={context} {name}: {distance:e}", case.name);
+            }
+        }
+    }
+}
+
 #[needs(cpu, full)]
 fn whole_requests() {
     let client = cpu(8);

@@ -16,7 +16,7 @@ use crate::hlo::{Comparison, DType, Result, Type, Value};
 use crate::models::Network;
 use crate::models::feed_forward::{Activation, feed_forward};
 use crate::nn::rope::table;
-use crate::nn::{Axis, Build, Init, MASK_VALUE, Params, Rope, rms};
+use crate::nn::{Axis, Build, Init, MASK_VALUE, Params, Rope, padding_mask, rms};
 use crate::tensor::Tensor;
 
 /// The eps of every norm.
@@ -62,7 +62,7 @@ pub fn program(c: &ConnectorsConfig, batch: usize, tokens: usize, input: Input, 
         let axes = [Axis::Replicated, Axis::TextSequence, Axis::Heads, Axis::Replicated];
         let part = |what: &str| p.input(&format!("rope.{}.{what}", k.stream), ty.clone(), &axes);
         let rope = Rope { cos: part("cos"), sin: part("sin") };
-        connector(&p.pp(format!("{}_connector", k.stream)), &k, &projected, &mask, &rope)
+        connector(&p.pp(format!("{}_connector", k.stream)), &k, &projected, &mask, &rope, tokens)
     });
     let results = Av::NAMES
         .zip(text_contexts)
@@ -90,12 +90,17 @@ pub(crate) fn host_inputs(c: &ConnectorsConfig, tokens: usize) -> Vec<(String, T
         .collect()
 }
 
-/// One connector, `[b, t, width]` to the same. Padding that is kept is hidden from attention only: the mask by which the
-/// reference multiplies the video's result afterwards is one everywhere.
-fn connector(p: &Params, k: &Connector, text: &Value, mask: &Value, rope: &Rope) -> Value {
+/// One connector, `[b, t, width]` to the same; of `t` positions the first `tokens` are a prompt's, the others fill up devices and
+/// are hidden from attention. Padding of a prompt that is kept is hidden from attention only: the mask by which the reference
+/// multiplies the video's result afterwards is one everywhere.
+fn connector(p: &Params, k: &Connector, text: &Value, mask: &Value, rope: &Rope, tokens: usize) -> Value {
     let _scope = p.scope();
     let (start, bias) = match k.registers {
-        Some(registers) => (with_registers(p, registers, text, mask), None),
+        Some(registers) => {
+            let hidden = padding_mask(p.builder(), text.dim(1), tokens);
+            (with_registers(p, registers, text, mask, tokens), hidden)
+        }
+        // The mask is zero behind the prompt's positions.
         None => {
             let bias = (mask.to(DType::F32) - 1.0) * -MASK_VALUE;
             (text.clone(), Some(bias.reshape(vec![mask.dim(0), 1, 1, mask.dim(1)])))
@@ -114,14 +119,15 @@ fn block(p: &Params, k: &Connector, x: &Value, bias: Option<&Value>, rope: &Rope
     &x + feed_forward(&p.pp("ff"), &rms(&x, EPS).to(p.dtype()), Activation::GeluTanh, true, Axis::TextSequence)
 }
 
-/// Valid tokens moved to the front in their order; behind them the registers, by absolute position.
-fn with_registers(p: &Params, registers: usize, text: &Value, mask: &Value) -> Value {
+/// Valid tokens moved to the front in their order; behind them the registers, by absolute position. `tokens` is the number of
+/// positions without those that fill up devices.
+fn with_registers(p: &Params, registers: usize, text: &Value, mask: &Value, tokens: usize) -> Value {
     let b = p.builder();
     let (rows, t, width) = (text.dim(0), text.dim(1), text.dim(2));
     let axes = [Axis::Replicated, Axis::Embed];
     let learned = p.get("learnable_registers", &[registers, width], &axes, Init::normal(0.5));
-    if !t.is_multiple_of(registers) {
-        b.reject("registers", format!("{t} text tokens are not a multiple of the connectors' {registers} registers"));
+    if !tokens.is_multiple_of(registers) {
+        b.reject("registers", format!("{tokens} text tokens are not a multiple of the connectors' {registers} registers"));
         return text.clone();
     }
     let square = Type::new(DType::I32, vec![t, t]);
@@ -134,6 +140,6 @@ fn with_registers(p: &Params, registers: usize, text: &Value, mask: &Value) -> V
     let count = mask.sum_keep(&[1]);
     let front = b.iota(Type::new(DType::I32, vec![1, t]), 1).compare(Comparison::Lt, &count).unsqueeze(2);
     let aligned = text.take_along(&source);
-    let tiles = vec![&learned; t / registers];
-    front.select(&aligned, &b.concat(&tiles, 0))
+    let tiles = vec![&learned; t.div_ceil(registers)];
+    front.select(&aligned, &b.concat(&tiles, 0).slice(0, 0, t))
 }
