@@ -375,12 +375,12 @@ fn values_that_cannot_be_used_say_what_can() {
         ),
         (
             ["sampler.sigmas=[1, 0.5]", "sampler.schedule=beta"],
-            "sampler.schedule = Beta (--set): sampler.sigmas holds the noise levels already: set sampler.steps, which takes \
+            "sampler.schedule = beta (--set): sampler.sigmas holds the noise levels already: set sampler.steps, which takes \
              their place, or remove it",
         ),
         (
             ["sampler.sigma_shift=diffusers", "sampler.schedule=beta"],
-            "sampler.sigma_shift = diffusers (--set): sampler.schedule = Beta is shifted for no number of tokens; leave out one \
+            "sampler.sigma_shift = diffusers (--set): sampler.schedule = beta is shifted for no number of tokens; leave out one \
              of the two",
         ),
         (

@@ -7,7 +7,6 @@
 #[path = "../support/mod.rs"]
 mod support;
 
-mod layout_choice;
 mod programs;
 mod targets;
 mod why;

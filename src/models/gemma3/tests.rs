@@ -64,7 +64,7 @@ fn every_spelling_of_layers_and_rope_reads_the_same() {
 fn what_is_not_computed_is_refused_by_key() {
     let cases = [
         (json!({"hidden_activation": "gelu"}), "hidden_activation = \"gelu\" is not supported, only gelu_pytorch_tanh"),
-        (json!({"attn_logit_softcapping": 50.0}), "attn_logit_softcapping = Some(50.0) is not supported, only null"),
+        (json!({"attn_logit_softcapping": 50.0}), "attn_logit_softcapping = 50.0 is not supported, only null"),
         (
             json!({"use_bidirectional_attention": true}),
             "use_bidirectional_attention = true is not supported, only false",

@@ -81,7 +81,7 @@ fn frequencies_of_both_forms() {
 fn what_is_not_computed_is_refused_by_key() {
     let cases = [
         (json!({"hidden_activation": "gelu"}), "hidden_activation = \"gelu\" is not supported, only gelu_pytorch_tanh"),
-        (json!({"use_bidirectional_attention": "all"}), "use_bidirectional_attention = Some(\"all\") is not supported"),
+        (json!({"use_bidirectional_attention": "all"}), "use_bidirectional_attention = \"all\" is not supported"),
         (json!({"num_kv_shared_layers": 18}), "num_kv_shared_layers = 18 is not supported, only 0"),
         (json!({"use_double_wide_mlp": true}), "use_double_wide_mlp = true is not supported, only false"),
         (json!({"enable_moe_block": true}), "enable_moe_block = true is not supported, only false"),

@@ -2,7 +2,6 @@
 
 use crate::DType;
 use crate::builder::{Value, axis_of};
-use crate::propagation::known;
 use crate::types::{Type, list};
 
 impl Value {
@@ -22,8 +21,7 @@ impl Value {
             self.ty,
             list(starts.iter().map(|s| &s.ty))
         );
-        let sharding = if ty == self.ty { self.sharding.clone() } else { self.carried_but(axis) };
-        self.b.op("dynamic_slice", text, ty).with_sharding(sharding)
+        self.b.op("dynamic_slice", text, ty)
     }
 
     /// One computed index of the leading dimension, which disappears: a layer's part of a stack.
@@ -50,7 +48,7 @@ impl Value {
             list(starts.iter().map(|s| &s.ty)),
             self.ty
         );
-        self.b.op("dynamic_update_slice", text, self.ty.clone()).with_sharding(self.sharding.clone())
+        self.b.op("dynamic_update_slice", text, self.ty.clone())
     }
 
     fn dynamic_axis(&self, op: &'static str, axis: isize, start: &Value, size: usize) -> Option<usize> {
@@ -87,8 +85,7 @@ impl Value {
             self.ty,
             indices.ty
         );
-        let of_rows = (0..rows).map(|i| indices.axes_of(i)).chain((1..self.rank()).map(|i| self.axes_of(i)));
-        self.b.op("gather", text, ty).with_sharding(known(of_rows.collect()))
+        self.b.op("gather", text, ty)
     }
 
     /// Selects the static positions `indices` of one dimension.
@@ -112,7 +109,7 @@ impl Value {
             self.ty,
             places.ty
         );
-        self.b.op("gather", text, ty).with_sharding(self.carried_but(axis))
+        self.b.op("gather", text, ty)
     }
 
     /// For each batch row of `[b, s, rest…]`, the positions `indices [b, t]`: the result is `[b, t, rest…]`.
@@ -141,6 +138,6 @@ impl Value {
             self.ty,
             column.ty
         );
-        self.b.op("gather", text, ty).with_sharding(self.carried_but(1))
+        self.b.op("gather", text, ty)
     }
 }

@@ -1,7 +1,5 @@
 //! Sharding constraints and manual computations (Shardy).
 
-use std::rc::Rc;
-
 use crate::builder::{Builder, Captures, RegionKind, Value};
 use crate::sharding::Sharding;
 use crate::types::{Type, list};
@@ -20,8 +18,7 @@ impl Value {
             return self.b.poison("sharding_constraint", why, self.ty.clone());
         }
         let text = format!("sdy.sharding_constraint {} {} : {}", self.local(), sharding.body(), self.ty);
-        self.b.count_gather(self, sharding);
-        self.b.op("sharding_constraint", text, self.ty.clone()).with_sharding(Some(Rc::new(sharding.clone())))
+        self.b.op("sharding_constraint", text, self.ty.clone())
     }
 }
 
@@ -88,7 +85,6 @@ impl Builder {
             list(outer.iter().map(|(v, _)| &v.ty)),
             list(&global)
         );
-        let placed = self.op_many("manual_computation", text, &global).into_iter().zip(results);
-        placed.map(|(v, sharding)| v.with_sharding(Some(Rc::new(sharding.clone())))).collect()
+        self.op_many("manual_computation", text, &global)
     }
 }
