@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use clap::ValueEnum;
 
-use super::args::{ConfigArgs, PlacementArgs};
+use super::args::{ComponentArgs, ConfigArgs, PlacementArgs, load_run};
 use super::compile::{chip_of, prepare_tpus, target};
 use super::print;
-use crate::config::{AUTO, Config, Pipeline, load};
+use crate::config::{AUTO, Config, Pipeline};
 use crate::models::ConfigError;
 use crate::models::upsampler::Upsampling;
 use crate::pipeline::PipelineError;
@@ -16,31 +16,15 @@ use crate::pipeline::layouts::{Devices, faster, ranking};
 use crate::pipeline::model::Component;
 use crate::pipeline::parameters::compare;
 use crate::runtime::RuntimeError;
-use crate::weights::{ModelSource, Overrides, ValidationReport, Version};
+use crate::weights::{ModelSource, ValidationReport, Version};
 
 /// Lists a model's components, missing and mis-shaped tensors, and what each pipeline needs, from headers alone.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     /// Model: diffusers folder, single file, or org/name in the local Hugging Face cache.
     model: String,
-    /// Text encoder stored elsewhere: folder, LTX-2.5's single file, or org/name.
-    #[arg(long)]
-    text_encoder: Option<String>,
-    /// Video VAE stored elsewhere: folder or single file.
-    #[arg(long)]
-    vae: Option<String>,
-    /// Audio VAE stored elsewhere: folder, or single file with the vocoder.
-    #[arg(long)]
-    audio_vae: Option<String>,
-    /// Latent upsampler stored elsewhere: folder or single file.
-    #[arg(long)]
-    upsampler: Option<String>,
-    /// Latent upsampler in time stored elsewhere: folder or single file.
-    #[arg(long)]
-    temporal_upsampler: Option<String>,
-    /// Duration head of LTX-2.5 stored elsewhere: folder or single file.
-    #[arg(long)]
-    duration_head: Option<String>,
+    #[command(flatten)]
+    components: ComponentArgs,
     /// Prints JSON instead of the table.
     #[arg(long)]
     json: bool,
@@ -115,23 +99,8 @@ impl Newest {
     }
 }
 
-impl Args {
-    /// Parts that are elsewhere than in the model's folder.
-    fn overrides(&self) -> Overrides {
-        Overrides {
-            text_encoder: self.text_encoder.clone(),
-            vae: self.vae.clone(),
-            audio_vae: self.audio_vae.clone(),
-            upsampler: self.upsampler.clone(),
-            temporal_upsampler: self.temporal_upsampler.clone(),
-            duration_head: self.duration_head.clone(),
-            ..Overrides::default()
-        }
-    }
-}
-
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let source = Arc::new(ModelSource::open(&args.model, &args.overrides())?);
+    let source = Arc::new(ModelSource::open(&args.model, &args.components.overrides())?);
     source.refuse_unread()?;
     let configs = ModelConfigs::of(&source);
     let findings: Vec<(Component, Finding)> =
@@ -225,7 +194,7 @@ fn layouts(args: &Args, name: &str) -> anyhow::Result<Layouts> {
     let mut given = args.config.given();
     args.placement.add(&mut given);
     given.flag("model", "model.path", Some(args.model.clone()));
-    let config = load(&given)?.config;
+    let config = load_run(&given)?.config;
     let target = target(name, chip_of(&config)?.as_ref())?;
     prepare_tpus(&config, &[name.to_string()])?;
     let machine = target.open().map_err(RuntimeError::from)?;

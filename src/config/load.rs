@@ -12,7 +12,7 @@ use super::serve::Serve;
 use super::tree::Tree;
 use super::validate::{Place, accepts_text, validate};
 use super::yaml::{self, Data, Node};
-use super::{check, layout, legal, paths, presets, references, source};
+use super::{check, layout, legal, paths, presets, references, sidecar, source};
 use crate::models::presets::Preset;
 use crate::models::upsampler::Upsampling;
 use crate::weights::{ModelSource, Overrides, Version};
@@ -61,7 +61,9 @@ impl CliOverrides {
 #[derive(Clone, Debug)]
 pub struct Loaded {
     pub config: Config,
-    tree: Tree,
+    pub(super) tree: Tree,
+    /// What holds below the values that were written: preset and defaults, or the server's configuration below a request.
+    pub(super) below: Tree,
     preset: &'static str,
     /// Layers as they were written, the lowest first: files, then the command line, then a request.
     pub(super) layers: Vec<Tree>,
@@ -135,8 +137,14 @@ pub(super) fn combine(
     let version = known.unwrap_or_else(|| version(&typed.model.path));
     let preset = typed.pipeline.preset(version);
 
+    let presets = preset_layers(preset)?;
+    let not_written = presets.len() + if known.is_some() { layers.len().saturating_sub(1) } else { 0 };
     let (mut merged, mut has_sigmas) = (defaults()?, false);
-    for layer in preset_layers(preset)?.into_iter().chain(layers.iter().cloned()) {
+    let mut below = merged.clone();
+    for (at, layer) in presets.into_iter().chain(layers.iter().cloned()).enumerate() {
+        if at == not_written {
+            below = merged.clone();
+        }
         has_sigmas = merged.leaf("sampler.sigmas").is_some();
         lay(&mut merged, layer)?;
     }
@@ -149,11 +157,13 @@ pub(super) fn combine(
         merged.set("request.negative_prompt", text.trim().into(), &origin);
         merged.set("request.negative_prompt_file", Value::Null, &origin);
     }
+    let written = check::typed(&merged)?;
+    sidecar::prune(&mut merged, &below, &written, version);
     source::take(&mut merged, length.is_some())?;
-    references::take(&mut merged)?;
+    references::take(&mut merged, sidecar::frames(&layers))?;
     let config = check::typed(&merged)?;
     check::check(&config, &merged)?;
-    Ok(Loaded { config, tree: merged, preset, layers, length, version, has_sigmas })
+    Ok(Loaded { config, tree: merged, below, preset, layers, length, version, has_sigmas })
 }
 
 fn read(path: &Path) -> Result<String, ConfigError> {
@@ -211,7 +221,7 @@ fn read_chain(
     }
     seen.push(identity);
 
-    let mut node = unwrap_sidecar(yaml::parse(&text, &label)?);
+    let (mut node, is_sidecar) = sidecar::unwrap(yaml::parse(&text, &label)?);
     validate(&node, Place::File(&label))?;
     to_own_names(&mut node, |line| Place::File(&label).at(line))?;
     paths::resolve(&mut node, &folder);
@@ -220,7 +230,10 @@ fn read_chain(
         _ => None,
     };
     let file = label.clone();
-    let mut layer = Tree::from_node(&node, &move |line| ValueOrigin::File { file: file.clone(), line });
+    let mut layer = Tree::from_node(&node, &move |line| match is_sidecar {
+        true => ValueOrigin::Sidecar { file: file.clone(), line },
+        false => ValueOrigin::File { file: file.clone(), line },
+    });
     if matches!(layer, Tree::Leaf(..)) {
         layer = Tree::Map(Vec::new()); // An empty file.
     }
@@ -254,26 +267,6 @@ fn open(path: &Path) -> Result<(String, String, PathBuf), ConfigError> {
             Some((name, text)) => Ok((format!("configs/{name}.yml"), text.into(), PathBuf::from("configs"))),
             None => Err(error),
         },
-    }
-}
-
-/// A sidecar holds the configuration of its run under `config`. Its output path is left out: repeating a run never
-/// aims at the first one's file.
-fn unwrap_sidecar(root: Node) -> Node {
-    let Data::Map(entries) = root.data else { return root };
-    match entries.iter().position(|(k, n)| k == "config" && matches!(n.data, Data::Map(_))) {
-        None => Node { line: root.line, data: Data::Map(entries) },
-        Some(at) => {
-            let mut config = entries.into_iter().nth(at).map_or(Node::from_value(Value::Null), |(_, n)| n);
-            if let Data::Map(sections) = &mut config.data {
-                for (_, section) in sections.iter_mut().filter(|(k, _)| k == "output") {
-                    if let Data::Map(keys) = &mut section.data {
-                        keys.retain(|(k, _)| k != "path");
-                    }
-                }
-            }
-            config
-        }
     }
 }
 

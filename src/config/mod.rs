@@ -6,9 +6,12 @@
 
 mod check;
 mod check_chain;
+mod effect;
+mod effect_facts;
 mod error;
 mod experiment;
 mod experiment_file;
+mod explicit;
 mod layout;
 mod legal;
 mod load;
@@ -21,6 +24,7 @@ pub mod presets;
 mod references;
 mod schema;
 mod serve;
+mod sidecar;
 mod source;
 mod tree;
 mod validate;

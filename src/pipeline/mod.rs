@@ -20,6 +20,8 @@ mod denoising;
 mod dfr;
 mod diffusion_tiles;
 pub(crate) mod duration;
+#[cfg(test)]
+mod effects;
 mod error;
 pub mod executor;
 mod files;
