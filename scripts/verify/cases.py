@@ -114,8 +114,10 @@ def plan(found, options):
 
 
 def configuration(found, case, image, platform):
-    """The run as `ltx2 generate -c` takes it."""
+    """The run as `ltx2 generate -c` takes it, which refuses keys without effect."""
     r = case.request
+    two_stages = r["pipeline"] not in ("text_to_video", "image_to_video")
+    perturbs = any(r["guidance"][stream]["stg"] for stream in ("video", "audio"))
     guidance = {stream: dict(r["guidance"][stream]) for stream in ("video", "audio")}
     override = {"text_encoder": found.text_encoder, "upsampler": found.upsampler if found.upsampler else None}
     return {
@@ -124,7 +126,7 @@ def configuration(found, case, image, platform):
             "path": str(found.given), **{key: str(path) for key, path in override.items() if path},
             "loras": [{"path": str(found.lora), **lora} for lora in r["loras"]],
             # The reference decodes by the VAE, whatever else the folder has.
-            "decoder": "conv",
+            **({"decoder": "conv"} if found.generation == "2.5" else {}),
         },
         "request": {
             **{key: r[key] for key in ("prompt", "negative_prompt", "width", "height", "num_frames", "frame_rate", "seed")},
@@ -135,9 +137,9 @@ def configuration(found, case, image, platform):
             "kind": r["sampler"], "sigma_shift": r["sigma_shift"],
             **({"sigmas": DISTILLED} if r["pipeline"] == "distilled" else {"steps": r["steps"]}),
         },
-        "guidance": {**guidance, "stg_blocks": r["stg_blocks"]["video"]},
-        "two_stage": {"audio": r["keeps"]},
-        "vocoder": {"stage1_clamp": "official" if r["clamp"] else "diffusers"},
+        "guidance": {**guidance, **({"stg_blocks": r["stg_blocks"]["video"]} if perturbs else {})},
+        **({"two_stage": {"audio": r["keeps"]}} if two_stages else {}),
+        **({"vocoder": {"stage1_clamp": "official" if r["clamp"] else "diffusers"}} if found.generation != "2.0" else {}),
         # One device, as the reference has; `auto` takes every GPU.
         "layout": "replicated",
         "runtime": {"platform": platform, "dtype": r["dtype"]},

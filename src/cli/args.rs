@@ -6,9 +6,13 @@ use clap::ValueEnum;
 use serde_json::{Value, json};
 
 use super::UsageError;
-use crate::config::{CliOverrides, Config, Dtype, ExtendAt, Job, Kept, Pipeline, Reference, WeightSource};
+use crate::config::{
+    CliOverrides, Config, ConfigError, Dtype, ExtendAt, Job, Kept, Loaded, Model, Pipeline, Reference, WeightSource,
+    load,
+};
 use crate::models::upsampler::Upsampling;
 use crate::tune::{Options, default_jobs};
+use crate::weights::Overrides;
 
 /// Flags of a command that runs a request.
 #[derive(clap::Args, Clone, Debug, Default)]
@@ -35,6 +39,16 @@ impl RunArgs {
         self.processes.add(&mut given);
         Ok(given)
     }
+}
+
+/// The configuration of a run, without options that have no effect.
+///
+/// # Errors
+/// Those of [`load`] and of [`Loaded::check_effect`].
+pub(crate) fn load_run(given: &CliOverrides) -> Result<Loaded, ConfigError> {
+    let loaded = load(given)?;
+    loaded.check_effect()?;
+    Ok(loaded)
 }
 
 const PROMPT: &str = "a red fox in the snow";
@@ -271,6 +285,92 @@ impl RequestArgs {
     }
 }
 
+/// Flags of model components that are stored elsewhere.
+#[derive(clap::Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Model")]
+pub(crate) struct ComponentArgs {
+    /// Text encoder stored elsewhere: folder, LTX-2.5's single file, or org/name
+    #[arg(long, value_name = "DIR")]
+    text_encoder: Option<String>,
+    /// Tokenizer stored elsewhere: folder with tokenizer.json, or that file
+    #[arg(long, value_name = "PATH")]
+    tokenizer: Option<String>,
+    /// Video VAE stored elsewhere: folder or single file
+    #[arg(long, value_name = "PATH")]
+    vae: Option<String>,
+    /// Audio VAE stored elsewhere: folder, or single file with the vocoder
+    #[arg(long, value_name = "PATH")]
+    audio_vae: Option<String>,
+    /// Vocoder stored elsewhere: folder or single file
+    #[arg(long, value_name = "PATH")]
+    vocoder: Option<String>,
+    /// Latent upsampler of two-stage pipelines: folder or single file
+    #[arg(long, value_name = "FILE")]
+    upsampler: Option<String>,
+    /// Latent upsampler in time, of temporal_x2 between two stages and of the pipeline dfr's rounds: folder or single file
+    #[arg(long, value_name = "FILE")]
+    temporal_upsampler: Option<String>,
+    /// Duration head of LTX-2.5, for --num-frames auto: folder or single file
+    #[arg(long, value_name = "PATH")]
+    duration_head: Option<String>,
+}
+
+impl ComponentArgs {
+    /// Each flag with its key and value.
+    fn all(&self) -> [(&'static str, &'static str, &Option<String>); 8] {
+        [
+            ("text-encoder", "model.text_encoder", &self.text_encoder),
+            ("tokenizer", "model.tokenizer", &self.tokenizer),
+            ("vae", "model.vae", &self.vae),
+            ("audio-vae", "model.audio_vae", &self.audio_vae),
+            ("vocoder", "model.vocoder", &self.vocoder),
+            ("upsampler", "model.upsampler", &self.upsampler),
+            ("temporal-upsampler", "model.temporal_upsampler", &self.temporal_upsampler),
+            ("duration-head", "model.duration_head", &self.duration_head),
+        ]
+    }
+
+    pub(crate) fn add(&self, given: &mut CliOverrides) {
+        self.all().into_iter().for_each(|(name, key, value)| given.flag(name, key, value.clone()));
+    }
+
+    /// The same flags as arguments of a child process.
+    pub(crate) fn arguments(&self) -> impl Iterator<Item = [String; 2]> {
+        self.all().into_iter().filter_map(|(name, _, value)| Some([format!("--{name}"), value.clone()?]))
+    }
+
+    /// Components that replace those of the model's folder.
+    pub(crate) fn overrides(&self) -> Overrides {
+        let ComponentArgs {
+            text_encoder,
+            tokenizer,
+            vae,
+            audio_vae,
+            vocoder,
+            upsampler,
+            temporal_upsampler,
+            duration_head,
+        } = self.clone();
+        Overrides { text_encoder, tokenizer, vae, audio_vae, vocoder, upsampler, temporal_upsampler, duration_head }
+    }
+
+    /// The section `model` of a configuration with these components.
+    pub(crate) fn model(&self) -> Model {
+        let parts = self.overrides();
+        Model {
+            text_encoder: parts.text_encoder,
+            tokenizer: parts.tokenizer,
+            vae: parts.vae,
+            audio_vae: parts.audio_vae,
+            vocoder: parts.vocoder,
+            upsampler: parts.upsampler,
+            temporal_upsampler: parts.temporal_upsampler,
+            duration_head: parts.duration_head,
+            ..Model::default()
+        }
+    }
+}
+
 /// Flags of the model.
 #[derive(clap::Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Model")]
@@ -278,15 +378,8 @@ pub(crate) struct ModelArgs {
     /// Diffusers folder, single file, or org/name in the local Hugging Face cache
     #[arg(short, long, value_name = "MODEL")]
     pub(crate) model: Option<String>,
-    /// Text encoder stored elsewhere: folder or org/name
-    #[arg(long, value_name = "DIR")]
-    pub(crate) text_encoder: Option<String>,
-    /// Latent upsampler of two-stage pipelines
-    #[arg(long, value_name = "FILE")]
-    pub(crate) upsampler: Option<String>,
-    /// Latent upsampler in time: of temporal_x2 between two stages, of the pipeline dfr's rounds
-    #[arg(long, value_name = "FILE")]
-    pub(crate) temporal_upsampler: Option<String>,
+    #[command(flatten)]
+    pub(crate) components: ComponentArgs,
     /// LoRA and its strength; may be given several times
     #[arg(long, value_name = "FILE[=S]")]
     pub(crate) lora: Vec<String>,
@@ -301,9 +394,7 @@ pub(crate) struct ModelArgs {
 impl ModelArgs {
     pub(crate) fn add(&self, given: &mut CliOverrides) {
         given.flag("model", "model.path", self.model.clone());
-        given.flag("text-encoder", "model.text_encoder", self.text_encoder.clone());
-        given.flag("upsampler", "model.upsampler", self.upsampler.clone());
-        given.flag("temporal-upsampler", "model.temporal_upsampler", self.temporal_upsampler.clone());
+        self.components.add(given);
         given.flag("lora", "model.loras", files(&self.lora));
         given.flag("weights", "model.weights", self.weights.and_then(word));
         given.flag("pipeline", "pipeline", self.pipeline.and_then(word));

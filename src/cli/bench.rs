@@ -6,11 +6,10 @@ use std::path::{Path, PathBuf};
 use clap::ValueEnum;
 use serde_json::Value;
 
-use super::args::{RunArgs, timed_job};
+use super::args::{RunArgs, load_run, timed_job};
 use super::bench_micro::{self, MicroArgs};
 use super::generate::prepare_libtpu;
 use super::{UsageError, check_place, deliver, log, tell};
-use crate::config::load;
 use crate::perf::BenchReport;
 use crate::perf::bench::{BenchOptions, BenchTarget, bench};
 use crate::pipeline::processes::together;
@@ -54,7 +53,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let mut given = args.run.given()?;
     given.flag("layers", "model.blocks", args.layers);
-    let loaded = load(&given)?;
+    let loaded = load_run(&given)?;
     let config = &loaded.config;
     if args.micro.micro {
         check_place(args.json.as_deref())?;

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use clap::ValueEnum;
 
-use super::args::{ConfigArgs, PlacementArgs};
+use super::args::{ComponentArgs, ConfigArgs, PlacementArgs, load_run};
 use super::compile::{chip_of, target};
 use super::{one_line, print};
-use crate::config::{AUTO, Config, Pipeline, Reference, load};
+use crate::config::{AUTO, Config, Pipeline, Reference};
 use crate::models::ConfigError;
 use crate::models::upsampler::Upsampling;
 use crate::pipeline::PipelineError;
@@ -17,7 +17,7 @@ use crate::pipeline::model::Component;
 use crate::pipeline::options::GenerateOptions;
 use crate::pipeline::preflight::preflight;
 use crate::pipeline::verify::component;
-use crate::weights::{ModelSource, Overrides, ValidationReport, Version};
+use crate::weights::{ModelSource, ValidationReport, Version};
 
 /// Lists a model's components, missing and mis-shaped tensors, and what each pipeline needs, from headers alone. With -c or
 /// --set, also verifies that request as a run would.
@@ -25,24 +25,8 @@ use crate::weights::{ModelSource, Overrides, ValidationReport, Version};
 pub(crate) struct Args {
     /// Model: diffusers folder, single file, or org/name in the local Hugging Face cache.
     model: String,
-    /// Text encoder stored elsewhere: folder, LTX-2.5's single file, or org/name.
-    #[arg(long)]
-    text_encoder: Option<String>,
-    /// Video VAE stored elsewhere: folder or single file.
-    #[arg(long)]
-    vae: Option<String>,
-    /// Audio VAE stored elsewhere: folder, or single file with the vocoder.
-    #[arg(long)]
-    audio_vae: Option<String>,
-    /// Latent upsampler stored elsewhere: folder or single file.
-    #[arg(long)]
-    upsampler: Option<String>,
-    /// Latent upsampler in time stored elsewhere: folder or single file.
-    #[arg(long)]
-    temporal_upsampler: Option<String>,
-    /// Duration head of LTX-2.5 stored elsewhere: folder or single file.
-    #[arg(long)]
-    duration_head: Option<String>,
+    #[command(flatten)]
+    components: ComponentArgs,
     /// Prints JSON instead of the table.
     #[arg(long)]
     json: bool,
@@ -123,19 +107,6 @@ impl Newest {
 }
 
 impl Args {
-    /// Parts that are elsewhere than in the model's folder.
-    fn overrides(&self) -> Overrides {
-        Overrides {
-            text_encoder: self.text_encoder.clone(),
-            vae: self.vae.clone(),
-            audio_vae: self.audio_vae.clone(),
-            upsampler: self.upsampler.clone(),
-            temporal_upsampler: self.temporal_upsampler.clone(),
-            duration_head: self.duration_head.clone(),
-            ..Overrides::default()
-        }
-    }
-
     /// Whether a configuration is named, so that its request is verified too.
     fn names_request(&self) -> bool {
         !self.config.config.is_empty() || !self.config.set.is_empty()
@@ -146,13 +117,8 @@ impl Args {
         let mut given = self.config.given();
         self.placement.add(&mut given);
         given.flag("model", "model.path", Some(self.model.clone()));
-        given.flag("text-encoder", "model.text_encoder", self.text_encoder.clone());
-        given.flag("vae", "model.vae", self.vae.clone());
-        given.flag("audio-vae", "model.audio_vae", self.audio_vae.clone());
-        given.flag("upsampler", "model.upsampler", self.upsampler.clone());
-        given.flag("temporal-upsampler", "model.temporal_upsampler", self.temporal_upsampler.clone());
-        given.flag("duration-head", "model.duration_head", self.duration_head.clone());
-        Ok(load(&given)?.config)
+        self.components.add(&mut given);
+        Ok(load_run(&given)?.config)
     }
 }
 
@@ -225,7 +191,7 @@ fn verify(args: &Args) -> anyhow::Result<()> {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let source = Arc::new(ModelSource::open(&args.model, &args.overrides())?);
+    let source = Arc::new(ModelSource::open(&args.model, &args.components.overrides())?);
     source.refuse_unread()?;
     let survey = Survey::new(&source);
     let (findings, configs) = (&survey.findings, &survey.configs);

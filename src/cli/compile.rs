@@ -2,12 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
-use super::args::{ConfigArgs, ModelArgs, PlacementArgs};
+use super::args::{ConfigArgs, ModelArgs, PlacementArgs, load_run};
 use super::compile_table::table;
 use super::generate::prepare_libtpu;
 use super::{UsageError, check_place, print};
 use crate::analysis::Chip;
-use crate::config::{Config, load};
+use crate::config::Config;
 use crate::pipeline::PipelineError;
 use crate::pipeline::compile::{CompileOptions, compile};
 use crate::pipeline::programs::{ProgramKind, Programs};
@@ -57,7 +57,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let mut given = args.config.given();
     args.model.add(&mut given);
     args.placement.add(&mut given);
-    let loaded = load(&given)?;
+    let loaded = load_run(&given)?;
     check_place(args.json.as_deref())?;
     let config = &loaded.config;
     let target = target(&args.target, chip_of(config)?.as_ref())?;

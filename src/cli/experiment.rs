@@ -2,11 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-use super::args::{ConfigArgs, JobArgs, LAYERS};
+use super::args::{ConfigArgs, JobArgs, LAYERS, load_run};
 use super::compile::{chip_of, prepare_tpus, target};
 use super::{UsageError, print};
 use crate::analysis::Chip;
-use crate::config::{AUTO, Case, Config, Experiment, load, read_experiment, read_layout_source};
+use crate::config::{AUTO, Case, Config, Experiment, read_experiment, read_layout_source};
 use crate::pipeline::programs::{ProgramKind, Programs};
 use crate::tune::search::{SearchRequest, best_layout, search, summary};
 use crate::tune::{
@@ -119,7 +119,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 /// chip that they name.
 fn prepare(file: &Experiment, options: &mut Options) -> anyhow::Result<()> {
     let cases = file.cases();
-    let configs = cases.iter().map(|case| Ok(load(&given(case, file).map_err(usage)?)?.config));
+    let configs = cases.iter().map(|case| Ok(load_run(&given(case, file).map_err(usage)?)?.config));
     let configs = configs.collect::<anyhow::Result<Vec<_>>>()?;
     let targets: Vec<String> = cases.into_iter().filter_map(|case| case.target).collect();
     let Some(first) = configs.first() else { return Ok(()) };
@@ -173,7 +173,7 @@ fn run_search(args: &Args, mut options: Options) -> anyhow::Result<()> {
     // A size that is given takes the place of the configuration's, which may be left to a prompt.
     let mut sized = given.clone();
     sized.set.extend(shapes.first().map(|shape| case(shape).size_settings()).transpose()?.unwrap_or_default());
-    let config = load(&sized)?.config;
+    let config = load_run(&sized)?.config;
     take_chip(&config, &mut options)?;
     let options = &options;
     let target = target(&name, options.chip.as_ref().map(|(_, chip)| chip))?;

@@ -4,11 +4,11 @@ use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::args::{OutputArgs, RunArgs};
+use super::args::{OutputArgs, RunArgs, load_run};
 use super::plan::Plan;
 use super::progress::Progress;
 use super::{UsageError, log, print, tell};
-use crate::config::{Config, Loaded, ProgressEvery, load, output_paths};
+use crate::config::{Config, Loaded, ProgressEvery, output_paths};
 use crate::pipeline::generate::generate;
 use crate::pipeline::options::GenerateOptions;
 use crate::pipeline::outputs::{check_taken, unfinished};
@@ -37,7 +37,7 @@ impl Args {
     pub(crate) fn load(&self) -> anyhow::Result<Loaded> {
         let mut given = self.run.given()?;
         self.output.add(&mut given);
-        Ok(load(&given)?)
+        Ok(load_run(&given)?)
     }
 }
 

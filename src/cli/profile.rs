@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::json;
 
-use super::args::{RunArgs, timed_job};
+use super::args::{RunArgs, load_run, timed_job};
 use super::compile::chip_of;
 use super::generate::prepare_libtpu;
 use super::{UsageError, check_place, deliver, log};
@@ -49,7 +49,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     // --steps is the number of traced steps; the configuration has the number of all.
     let mut given = args.run.clone();
     let steps = given.request.steps.take().unwrap_or(STEPS) as usize;
-    let loaded = load(&given.given()?)?;
+    let loaded = load_run(&given.given()?)?;
     let config = &loaded.config;
     let job = timed_job(config)?;
     let summary = folder.join(SUMMARY);

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use serde::de::DeserializeOwned;
 
-use super::args::files;
+use super::args::{ComponentArgs, files};
 use super::{UsageError, print};
 
 use crate::config::{ActivationType, Config, Dtype, Model, Numerics, Runtime, WeightSource, WeightType, parse_mesh};
@@ -32,12 +32,8 @@ pub(crate) struct Args {
     /// Model: diffusers folder, single file, or org/name in the local Hugging Face cache.
     #[arg(long)]
     model: String,
-    /// Text encoder stored elsewhere: folder or org/name.
-    #[arg(long)]
-    text_encoder: Option<String>,
-    /// Latent upsampler stored elsewhere: folder or single file.
-    #[arg(long)]
-    upsampler: Option<String>,
+    #[command(flatten)]
+    components: ComponentArgs,
     /// Source of the weights: files, or random numbers made on the device; also `--set model.weights=random`.
     #[arg(long, value_name = "FROM")]
     weights: Option<WeightSource>,
@@ -99,12 +95,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let tensors = tensors::read(&args.inputs)?;
     let model = Model {
         path: args.model.clone(),
-        text_encoder: args.text_encoder.clone(),
-        upsampler: args.upsampler.clone(),
         loras: serde_json::from_value(files(&args.lora).unwrap_or_else(|| serde_json::json!([])))?,
         lora_merge: key(&mut scalars, "model.lora_merge")?.unwrap_or_default(),
         weights: args.weights.or(key(&mut scalars, "model.weights")?).unwrap_or(WeightSource::File),
-        ..Model::default()
+        ..args.components.model()
     };
     let placed = Config { model, ..placed };
     let (origin, weights) = origin::of_run(&placed)?;

@@ -171,7 +171,9 @@ impl Args {
         self.model.add(&mut given);
         self.placement.add(&mut given);
         self.processes.add(&mut given);
-        Ok(load(&given)?)
+        let loaded = load(&given)?;
+        loaded.check_server_effect()?;
+        Ok(loaded)
     }
 }
 

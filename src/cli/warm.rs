@@ -2,10 +2,9 @@
 
 use std::fmt::Write;
 
-use super::args::RunArgs;
+use super::args::{RunArgs, load_run};
 use super::generate::prepare_libtpu;
 use super::{log, print};
-use crate::config::load;
 use crate::pipeline::processes::together;
 use crate::pipeline::warm::{Warmed, warm};
 
@@ -26,7 +25,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let loaded = load(&args.run.given()?)?;
+    let loaded = load_run(&args.run.given()?)?;
     let config = &loaded.config;
     prepare_libtpu(config);
     together(config, |group| {

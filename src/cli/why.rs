@@ -2,11 +2,10 @@
 
 use std::path::PathBuf;
 
-use super::args::{ConfigArgs, JobArgs, LAYERS, ModelArgs, PlacementArgs, word};
+use super::args::{ConfigArgs, JobArgs, LAYERS, ModelArgs, PlacementArgs, load_run, word};
 use super::compile::{chip_of, prepare_tpus};
 use super::experiment::usage;
 use super::{check_new, check_place, deliver};
-use crate::config::load;
 use crate::pipeline::programs::ProgramKind;
 use crate::tune::{BUDGET, DiagnoseRequest, DiagnosisReport, diagnose, diagnosis_text};
 
@@ -64,7 +63,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let mut given = args.config.given();
     args.model.add(&mut given);
     args.placement.add(&mut given);
-    let config = load(&given)?.config;
+    let config = load_run(&given)?.config;
     check_place(args.json.as_deref())?;
     check_new("--write", args.write.as_deref(), args.force)?;
     let scratch;
@@ -117,9 +116,7 @@ fn settings(args: &Args) -> Vec<String> {
     args.config.set.iter().for_each(|s| add("--set", Some(s.clone())));
     let m = &args.model;
     add("--model", m.model.clone());
-    add("--text-encoder", m.text_encoder.clone());
-    add("--upsampler", m.upsampler.clone());
-    add("--temporal-upsampler", m.temporal_upsampler.clone());
+    m.components.arguments().for_each(|[flag, value]| add(&flag, Some(value)));
     m.lora.iter().for_each(|l| add("--lora", Some(l.clone())));
     add("--weights", m.weights.and_then(word));
     add("--pipeline", m.pipeline.and_then(word));

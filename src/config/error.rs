@@ -14,6 +14,11 @@ pub enum ValueOrigin {
         file: String,
         line: u64,
     },
+    /// A line of a sidecar, which holds every key of the run that it repeats.
+    Sidecar {
+        file: String,
+        line: u64,
+    },
     Set,
     Flag(&'static str),
     /// A field of a request to the server.
@@ -33,7 +38,7 @@ impl fmt::Display for ValueOrigin {
         match self {
             ValueOrigin::Default => f.write_str("default"),
             ValueOrigin::Preset(name) => write!(f, "preset {name}"),
-            ValueOrigin::File { file, line } => write!(f, "{file}:{line}"),
+            ValueOrigin::File { file, line } | ValueOrigin::Sidecar { file, line } => write!(f, "{file}:{line}"),
             ValueOrigin::Set => f.write_str("--set"),
             ValueOrigin::Flag(flag) => write!(f, "flag --{flag}"),
             ValueOrigin::Field(name) => write!(f, "request field '{name}'"),

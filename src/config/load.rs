@@ -9,11 +9,11 @@ use super::other_names::to_own_names;
 use super::pipeline::Pipeline;
 use super::schema::{Config, Mesh};
 use super::serve::Serve;
-use super::sidecar::{Sidecar, unwrap_sidecar};
+use super::sidecar::Sidecar;
 use super::tree::Tree;
 use super::validate::{Place, accepts_text, validate};
 use super::yaml::{self, Data, Node};
-use super::{check, layout, legal, paths, presets, references, source};
+use super::{check, layout, legal, paths, presets, references, sidecar, source};
 use crate::models::presets::Preset;
 use crate::models::upsampler::Upsampling;
 use crate::weights::{ModelSource, Overrides, Version};
@@ -62,7 +62,9 @@ impl CliOverrides {
 #[derive(Clone, Debug)]
 pub struct Loaded {
     pub config: Config,
-    tree: Tree,
+    pub(super) tree: Tree,
+    /// What holds below the values that were written: preset and defaults, or the server's configuration below a request.
+    pub(super) below: Tree,
     preset: &'static str,
     /// Layers as they were written, the lowest first: files, then the command line, then a request.
     pub(super) layers: Vec<Tree>,
@@ -145,8 +147,14 @@ pub(super) fn combine(
     let version = known.unwrap_or_else(|| version(&typed.model.path));
     let preset = typed.pipeline.preset(version);
 
+    let presets = preset_layers(preset)?;
+    let not_written = presets.len() + if known.is_some() { layers.len().saturating_sub(1) } else { 0 };
     let (mut merged, mut has_sigmas) = (defaults()?, false);
-    for layer in preset_layers(preset)?.into_iter().chain(layers.iter().cloned()) {
+    let mut below = merged.clone();
+    for (at, layer) in presets.into_iter().chain(layers.iter().cloned()).enumerate() {
+        if at == not_written {
+            below = merged.clone();
+        }
         has_sigmas = merged.leaf("sampler.sigmas").is_some();
         lay(&mut merged, layer)?;
     }
@@ -159,11 +167,13 @@ pub(super) fn combine(
         merged.set("request.negative_prompt", text.trim().into(), &origin);
         merged.set("request.negative_prompt_file", Value::Null, &origin);
     }
+    let written = check::typed(&merged)?;
+    sidecar::prune(&mut merged, &below, &written, version);
     source::take(&mut merged, length.is_some())?;
-    references::take(&mut merged)?;
+    references::take(&mut merged, sidecar::frames(&layers))?;
     let config = check::typed(&merged)?;
     check::check(&config, &merged)?;
-    Ok(Loaded { config, tree: merged, preset, layers, length, version, has_sigmas, sidecar: None })
+    Ok(Loaded { config, tree: merged, below, preset, layers, length, version, has_sigmas, sidecar: None })
 }
 
 fn read(path: &Path) -> Result<String, ConfigError> {
@@ -206,13 +216,13 @@ fn preset_layers(name: &'static str) -> Result<Vec<Tree>, ConfigError> {
     Ok(layers)
 }
 
-/// Reads a file and what it extends; the file itself comes first in `out`. `sidecar` takes the first sidecar among them.
+/// Reads a file and what it extends; the file itself comes first in `out`. `found` takes the first sidecar among them.
 fn read_chain(
     path: &Path,
     named_by: Option<String>,
     seen: &mut Vec<PathBuf>,
     out: &mut Vec<Tree>,
-    sidecar: &mut Option<Sidecar>,
+    found: &mut Option<Sidecar>,
 ) -> Result<(), ConfigError> {
     let (label, text, folder) = open(path)?;
     let identity = path.canonicalize().unwrap_or_else(|_| PathBuf::from(&label));
@@ -223,8 +233,8 @@ fn read_chain(
     seen.push(identity);
 
     let root = yaml::parse(&text, &label)?;
-    *sidecar = sidecar.take().or_else(|| Sidecar::of(&root, &label));
-    let mut node = unwrap_sidecar(root);
+    *found = found.take().or_else(|| Sidecar::of(&root, &label));
+    let (mut node, is_sidecar) = sidecar::unwrap(root);
     validate(&node, Place::File(&label))?;
     to_own_names(&mut node, |line| Place::File(&label).at(line))?;
     paths::resolve(&mut node, &folder);
@@ -233,7 +243,10 @@ fn read_chain(
         _ => None,
     };
     let file = label.clone();
-    let mut layer = Tree::from_node(&node, &move |line| ValueOrigin::File { file: file.clone(), line });
+    let mut layer = Tree::from_node(&node, &move |line| match is_sidecar {
+        true => ValueOrigin::Sidecar { file: file.clone(), line },
+        false => ValueOrigin::File { file: file.clone(), line },
+    });
     if matches!(layer, Tree::Leaf(..)) {
         layer = Tree::Map(Vec::new()); // An empty file.
     }
@@ -247,7 +260,7 @@ fn read_chain(
             // A name that is no file beside this one is a shipped configuration.
             let shipped = !beside.exists() && presets::shipped_config(&parent).is_some();
             let target = if shipped { PathBuf::from(parent) } else { beside };
-            read_chain(&target, Some(format!("{label}:{line}")), seen, out, sidecar)
+            read_chain(&target, Some(format!("{label}:{line}")), seen, out, found)
         }
     }
 }

@@ -6,9 +6,12 @@
 
 mod check;
 mod check_chain;
+mod effect;
+mod effect_facts;
 mod error;
 mod experiment;
 mod experiment_file;
+mod explicit;
 mod layout;
 mod legal;
 mod load;

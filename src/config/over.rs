@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::error::{ConfigError, ValueOrigin};
 use super::load::{Length, Loaded, combine, expand_reference};
 use super::other_names::to_own_names;
-use super::tree::Tree;
+use super::tree::{Tree, are_same};
 use super::validate::{Place, validate};
 use super::yaml::Node;
 
@@ -95,17 +95,6 @@ fn overruled(keys: &Tree, over: &Tree, path: String, found: &mut Vec<(String, St
             found.push((field.clone(), path));
         }
         _ => {}
-    }
-}
-
-/// Whether two values mean the same: 5 is 5.0.
-fn are_same(one: &Value, other: &Value) -> bool {
-    match (one, other) {
-        (Value::Number(one), Value::Number(other)) => one == other || one.as_f64() == other.as_f64(),
-        (Value::Array(one), Value::Array(other)) => {
-            one.len() == other.len() && one.iter().zip(other).all(|(one, other)| are_same(one, other))
-        }
-        _ => one == other,
     }
 }
 

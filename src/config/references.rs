@@ -9,6 +9,7 @@ use super::error::{ConfigError, ValueOrigin};
 use super::legal::{FRAME_STEP, whole_frames};
 use super::pipeline::Pipeline;
 use super::schema::{Config, ReferenceVideo};
+use super::sidecar;
 use super::tree::Tree;
 use crate::media::{ClipInfo, probe_clip};
 use crate::weights::ReferenceScales;
@@ -23,11 +24,11 @@ pub(super) fn name_pipeline(merged: &Tree, config: &Config, line: &mut Tree) {
     }
 }
 
-/// Takes over what headers and videos say.
+/// Takes over what headers and videos say; `sidecar_frames` is the number of frames of a sidecar below.
 ///
 /// # Errors
 /// A LoRA or a video that cannot be read; LoRAs of different scales.
-pub(super) fn take(merged: &mut Tree) -> Result<(), ConfigError> {
+pub(super) fn take(merged: &mut Tree, sidecar_frames: Option<usize>) -> Result<(), ConfigError> {
     let config = typed(merged)?;
     if config.pipeline.has_loras_in_first_stage() {
         keep_loras_in_first_stage(merged);
@@ -35,8 +36,28 @@ pub(super) fn take(merged: &mut Tree) -> Result<(), ConfigError> {
     if config.request.reference_videos.is_empty() || config.pipeline.references_fault(1).is_some() {
         return Ok(());
     }
+    forget_derived(merged, &config, sidecar_frames);
     take_scales(merged, &typed(merged)?)?;
     take_frames(merged, &typed(merged)?)
+}
+
+/// Takes out what a sidecar derived from LoRAs and from a number of frames that something overrides: scales, and the frames of
+/// references that were as long as its video.
+fn forget_derived(merged: &mut Tree, config: &Config, sidecar_frames: Option<usize>) {
+    if !sidecar::holds(merged, "model.loras") {
+        for key in SCALES {
+            if sidecar::holds(merged, key) {
+                merged.cut(key);
+            }
+        }
+    }
+    if !sidecar::holds(merged, VIDEOS) || sidecar::holds(merged, "request.num_frames") {
+        return;
+    }
+    let mut videos = config.request.reference_videos.clone();
+    videos.iter_mut().filter(|video| video.frames == sidecar_frames).for_each(|video| video.frames = None);
+    let origin = merged.origin(VIDEOS);
+    merged.set(VIDEOS, json!(videos), &origin);
 }
 
 /// Writes the stage of LoRAs that name none.

@@ -570,7 +570,8 @@ with_defaults! {
         /// Streams that the perturbed branch perturbs. Official: those whose stg is not 0; diffusers: both, and none
         /// in a model without perturbed attention.
         pub stg_streams: Reference = Reference::Official,
-        /// Elements over which the rescale term takes standard deviations.
+        /// Elements over which the rescale term takes standard deviations. Each video is rescaled by itself, also in a batch: both
+        /// values give the same video, and `batch` is refused.
         pub rescale_scope: RescaleScope = RescaleScope::PerSample,
     }
 }

@@ -2,9 +2,13 @@
 
 use serde_json::Value;
 
+use super::effect::RULES;
+use super::effect_facts::Facts;
 use super::error::ValueOrigin;
+use super::schema::Config;
 use super::tree::Tree;
 use super::yaml::{Data, Node};
+use crate::weights::Version;
 
 /// What a sidecar records of its run beside the configuration.
 #[derive(Clone, Debug, PartialEq)]
@@ -47,29 +51,74 @@ impl Sidecar {
     pub(super) fn within(mut self, merged: &Tree) -> Self {
         self.names_other_model = MODEL_KEYS.iter().any(|key| match merged.origin(key) {
             ValueOrigin::Default | ValueOrigin::Preset(_) => false,
-            ValueOrigin::File { file, .. } => file != self.file,
+            ValueOrigin::File { file, .. } | ValueOrigin::Sidecar { file, .. } => file != self.file,
             _ => true,
         });
         self
     }
 }
 
-/// A sidecar holds the configuration of its run under `config`. The places of the run's files are left out, so that a rerun
-/// never writes over them: it gets a default name, and saves frames and sound only where it is told to.
-pub(super) fn unwrap_sidecar(root: Node) -> Node {
-    let Data::Map(entries) = root.data else { return root };
-    match entries.iter().position(|(k, n)| k == "config" && matches!(n.data, Data::Map(_))) {
-        None => Node { line: root.line, data: Data::Map(entries) },
-        Some(at) => {
-            let mut config = entries.into_iter().nth(at).map_or(Node::from_value(Value::Null), |(_, n)| n);
-            if let Data::Map(sections) = &mut config.data {
-                for (_, section) in sections.iter_mut().filter(|(k, _)| k == "output") {
-                    if let Data::Map(keys) = &mut section.data {
-                        keys.retain(|(k, _)| !["path", "save_frames", "save_audio"].contains(&k.as_str()));
-                    }
-                }
+/// The configuration of a sidecar, which holds it under `config`, and whether the file is one. The places of the run's files
+/// are left out, so that a rerun never writes over them: it gets a default name, and saves frames and sound only where it
+/// is told to.
+pub(super) fn unwrap(root: Node) -> (Node, bool) {
+    let Data::Map(entries) = root.data else { return (root, false) };
+    let Some(at) = entries.iter().position(|(k, n)| k == "config" && matches!(n.data, Data::Map(_))) else {
+        return (Node { line: root.line, data: Data::Map(entries) }, false);
+    };
+    let mut config = entries.into_iter().nth(at).map_or(Node::from_value(Value::Null), |(_, n)| n);
+    if let Data::Map(sections) = &mut config.data {
+        for (_, section) in sections.iter_mut().filter(|(k, _)| k == "output") {
+            if let Data::Map(keys) = &mut section.data {
+                keys.retain(|(k, _)| !["path", "save_frames", "save_audio"].contains(&k.as_str()));
             }
-            config
+        }
+    }
+    (config, true)
+}
+
+/// Whether the value at a key is a sidecar's.
+pub(super) fn holds(tree: &Tree, key: &str) -> bool {
+    matches!(tree.origin(key), ValueOrigin::Sidecar { .. })
+}
+
+/// The number of frames that a sidecar among these layers says.
+pub(super) fn frames(layers: &[Tree]) -> Option<usize> {
+    let of = |layer: &Tree| layer.leaf("request.num_frames").map(|(value, origin)| (value.clone(), origin.clone()));
+    let found = layers.iter().filter_map(of).find(|(_, origin)| matches!(origin, ValueOrigin::Sidecar { .. }))?;
+    found.0.as_u64().and_then(|frames| usize::try_from(frames).ok())
+}
+
+/// Puts what holds without the sidecar in the place of its values that have no effect, where something overrides the sidecar:
+/// the span of a retake under another pipeline, a setting of another sampler.
+pub(super) fn prune(merged: &mut Tree, below: &Tree, config: &Config, version: Version) {
+    let has = |is: &dyn Fn(&str, &ValueOrigin) -> bool| {
+        let mut leaves = Vec::new();
+        merged.leaves(String::new(), &mut leaves);
+        leaves.iter().any(|(path, origin)| is(path, origin))
+    };
+    let is_overridden =
+        has(&|path, origin| matches!(origin, ValueOrigin::Set | ValueOrigin::Flag(_)) && !path.starts_with("output."));
+    if !is_overridden || !has(&|_, origin| matches!(origin, ValueOrigin::Sidecar { .. })) {
+        return;
+    }
+    let facts = Facts { config, version };
+    for rule in RULES {
+        for key in rule.keys {
+            let all = {
+                let mut own = Vec::new();
+                merged.get(key).into_iter().for_each(|tree| tree.leaves((*key).into(), &mut own));
+                !own.is_empty() && own.iter().all(|(_, origin)| matches!(origin, ValueOrigin::Sidecar { .. }))
+            };
+            let base = below.get(key).cloned().unwrap_or(Tree::Leaf(Value::Null, ValueOrigin::Default));
+            let value = merged.get(key).map(Tree::to_value);
+            if !all || value == Some(base.to_value()) {
+                continue;
+            }
+            if let Some(why) = (rule.reason)(&facts, key) {
+                tracing::info!("{key} of {} is left out: {why}", merged.origin(key));
+                merged.replace(key, base);
+            }
         }
     }
 }

@@ -8,6 +8,7 @@ use super::legal::{FRAME_STEP, nearest_frames, whole_frames};
 use super::pipeline::Pipeline;
 use super::presets::is_shipped;
 use super::schema::Config;
+use super::sidecar;
 use super::tree::Tree;
 use crate::media::{ClipInfo, probe_clip};
 
@@ -44,9 +45,11 @@ pub(super) fn take(merged: &mut Tree, has_seconds: bool) -> Result<(), ConfigErr
     take_frames(merged, &config, &info, rate, has_seconds, &origin)
 }
 
-/// Whether someone wrote a value: neither the program nor a preset.
+/// Whether someone wrote a value: neither the program nor a preset, nor a sidecar of another video.
 fn is_written(merged: &Tree, key: &str) -> bool {
-    merged.leaf(key).is_some_and(|(_, origin)| *origin != ValueOrigin::Default && !is_shipped(origin))
+    let of_other = sidecar::holds(merged, key) && !sidecar::holds(merged, "request.video");
+    let written = merged.leaf(key).is_some_and(|(_, origin)| *origin != ValueOrigin::Default && !is_shipped(origin));
+    written && !of_other
 }
 
 fn fault(key: &'static str, value: impl ToString, merged: &Tree, why: String) -> ConfigError {
@@ -106,7 +109,8 @@ fn take_frames(
             }
             let added = (nearest_frames(extend.seconds * rate + 1.0, FRAME_STEP) - 1).max(FRAME_STEP);
             let frames = extend.overlap + added;
-            if let Some(written) = written.filter(|written| *written != frames) {
+            // A sidecar's number follows from its own extension.
+            if let Some(written) = written.filter(|written| *written != frames && !sidecar::holds(merged, key)) {
                 let why = format!("request.extend makes {frames}: leave it out");
                 return Err(fault(key, written, merged, why));
             }

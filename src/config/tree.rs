@@ -96,6 +96,29 @@ impl Tree {
         }
     }
 
+    /// Adds every value's path and origin; `path` is the tree's own.
+    pub(super) fn leaves<'a>(&'a self, path: String, out: &mut Vec<(String, &'a ValueOrigin)>) {
+        match self {
+            Tree::Leaf(_, origin) => out.push((path, origin)),
+            Tree::Map(entries) => {
+                for (key, inner) in entries {
+                    inner.leaves(if path.is_empty() { key.clone() } else { format!("{path}.{key}") }, out);
+                }
+            }
+        }
+    }
+
+    /// Puts another tree in the place of the one at a dotted path, where there is one.
+    pub(super) fn replace(&mut self, path: &str, with: Tree) {
+        let found = path.split('.').try_fold(self, |tree, key| match tree {
+            Tree::Map(entries) => entries.iter_mut().find(|(k, _)| k == key).map(|(_, inner)| inner),
+            Tree::Leaf(..) => None,
+        });
+        if let Some(found) = found {
+            *found = with;
+        }
+    }
+
     /// Without the origins.
     pub(crate) fn to_value(&self) -> Value {
         match self {
@@ -128,6 +151,17 @@ impl Tree {
                 Tree::Leaf(value, origin) => writeln!(out, "{indent}{key}: {}  # {origin}", scalar(value)),
             };
         }
+    }
+}
+
+/// Whether two values are the same; numbers are compared by value, so that 5 is 5.0.
+pub(super) fn are_same(one: &Value, other: &Value) -> bool {
+    match (one, other) {
+        (Value::Number(one), Value::Number(other)) => one == other || one.as_f64() == other.as_f64(),
+        (Value::Array(one), Value::Array(other)) => {
+            one.len() == other.len() && one.iter().zip(other).all(|(one, other)| are_same(one, other))
+        }
+        _ => one == other,
     }
 }
 

@@ -21,6 +21,8 @@ mod dfr;
 mod differences;
 mod diffusion_tiles;
 pub(crate) mod duration;
+#[cfg(test)]
+mod effects;
 mod error;
 pub mod executor;
 mod files;

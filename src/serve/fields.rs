@@ -133,6 +133,9 @@ impl Fields {
         self.draw_seed(&mut given)?;
         let mut warnings = Vec::new();
         let loaded = self.laid(&given, endpoint, &mut warnings)?;
+        // Fields that a remix takes over are the earlier request's.
+        let effect = loaded.check_request_effect(|field| given.has_written(field));
+        effect.map_err(|error| faults::of_config(error, &given))?;
         let (config, inputs) = self.own_config(&loaded.config);
         self.check(&loaded, &given)?;
         self.resolver.check(&loaded.config, self.serve(), &given)?;

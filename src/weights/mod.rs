@@ -37,6 +37,7 @@ pub use hub::HubCache;
 pub use lora::{Lora, LoraFile};
 pub use merge_order::MergeOrder;
 pub(crate) use packed::TokenizerFiles;
+pub(crate) use pairing::Provenance;
 pub(crate) use reference_scales::ReferenceScales;
 pub use source::{ModelSource, Overrides};
 pub use validate::{Misshaped, is_inert};

@@ -28,6 +28,25 @@ pub(super) struct Transformer {
     pub(super) gemma: Option<String>,
 }
 
+/// What the files of a written model say of their generation, by which they are checked against each other.
+pub(crate) struct Provenance {
+    /// `model_version` of headers.
+    pub(crate) model_version: &'static str,
+    /// `gemma_version` of the text encoder's configuration.
+    pub(crate) gemma_version: &'static str,
+}
+
+impl Provenance {
+    /// Key of the text encoder's configuration.
+    pub(crate) const GEMMA: &'static str = GEMMA_VERSION;
+
+    /// That of a transformer's configuration. `None`: its generation has none.
+    pub(crate) fn of(transformer: &Value) -> Option<Self> {
+        let is_2_5 = Version::of_transformer(transformer) == Some(Version::V2_5);
+        is_2_5.then_some(Provenance { model_version: "2.5.0", gemma_version: GEMMA_OF_2_5 })
+    }
+}
+
 impl Transformer {
     fn refused(&self, path: &Path, what: String, cure: &'static str) -> WeightsError {
         let (transformer, wants) = (self.path.clone(), self.version);

@@ -10,6 +10,7 @@ use serde_json::{Map, Value, json};
 
 use super::Component;
 use super::error::WeightsError;
+use super::newer::VERSION;
 use crate::hlo::DType;
 use crate::threads;
 
@@ -45,8 +46,8 @@ struct Piece<'a> {
 }
 
 /// Writes `model/component` from all cores: its configuration, and its tensors in shards of at most `shard_bytes`. `fill` makes
-/// a tensor's little-endian bytes from a byte on, so that a model larger than the memory can be written. Nothing is visible
-/// before all is written; returns the folder.
+/// a tensor's little-endian bytes from a byte on, so that a model larger than the memory can be written. `version` is the headers'
+/// `model_version`. Nothing is visible before all is written; returns the folder.
 ///
 /// # Errors
 /// The folder exists; the disk refuses; the first error of `fill`.
@@ -56,6 +57,7 @@ pub(crate) fn write_component<E: From<WeightsError> + Send>(
     config: &Value,
     tensors: &[TensorSpec],
     shard_bytes: u64,
+    version: Option<&str>,
     fill: impl Fn(&TensorSpec, usize, &mut [u8]) -> Result<(), E> + Sync,
 ) -> Result<PathBuf, E> {
     let target = model.join(component.folder());
@@ -79,7 +81,8 @@ pub(crate) fn write_component<E: From<WeightsError> + Send>(
         n => (1..=n).map(|i| format!("{stem}-{i:05}-of-{n:05}.safetensors")).collect(),
     };
     let paths: Vec<PathBuf> = names.iter().map(|name| folder.join(name)).collect();
-    let files = shards.iter().zip(&paths).map(|(shard, path)| begin(path, shard)).collect::<Result<Vec<_>, _>>()?;
+    let files =
+        shards.iter().zip(&paths).map(|(shard, path)| begin(path, shard, version)).collect::<Result<Vec<_>, _>>()?;
     let mut pieces = Vec::new();
     for ((shard, path), (file, data)) in shards.iter().zip(&paths).zip(&files) {
         let mut start = *data;
@@ -119,8 +122,8 @@ fn shards(tensors: &[TensorSpec], most: u64) -> Vec<&[TensorSpec]> {
 }
 
 /// A file with its header and room for its tensors; where their bytes begin.
-fn begin(path: &Path, tensors: &[TensorSpec]) -> Result<(File, u64), WeightsError> {
-    let header = header(tensors);
+fn begin(path: &Path, tensors: &[TensorSpec], version: Option<&str>) -> Result<(File, u64), WeightsError> {
+    let header = header(tensors, version);
     let size = header.len() + tensors.iter().map(TensorSpec::bytes).sum::<usize>();
     let mut file = File::create(path).map_err(WeightsError::io(path, "cannot write"))?;
     file.write_all(&header).and_then(|()| file.set_len(size as u64)).map_err(WeightsError::io(path, "cannot write"))?;
@@ -148,10 +151,14 @@ fn write_all<E: From<WeightsError> + Send>(
 
 /// A file's length field and header. Padded so that the data begin at a multiple of 64 bytes, which readers allow and
 /// copies to a device like.
-fn header(tensors: &[TensorSpec]) -> Vec<u8> {
+fn header(tensors: &[TensorSpec], version: Option<&str>) -> Vec<u8> {
     let mut map = Map::new();
     // What diffusers and transformers ask for before they load a file.
-    map.insert("__metadata__".into(), json!({"format": "pt"}));
+    let mut metadata = json!({"format": "pt"});
+    if let Some(version) = version {
+        metadata[VERSION] = version.into();
+    }
+    map.insert("__metadata__".into(), metadata);
     let mut offset = 0;
     for t in tensors {
         let end = offset + t.bytes();

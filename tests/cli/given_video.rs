@@ -163,8 +163,8 @@ fn a_video_gone_on_with_and_one_with_other_sound() {
 
     // Sound alone needs no video autoencoder.
     let model = without_vae(folder.path());
-    let size = ["--num-frames", "9", "--width", "64", "--height", "64", "-m", &model];
-    makes(CONFIG, &path("alone.wav"), &[&["--pipeline", "text_to_audio"], &size[..]].concat());
+    let more = ["--num-frames", "9", "-m", &model];
+    makes(CONFIG, &path("alone.wav"), &[&["--pipeline", "text_to_audio"], &more[..]].concat());
     let alone = read_wav(&path("alone.wav")).expect("a WAV file");
     assert!(alone.samples().iter().any(|sample| *sample != 0.0));
     assert_eq!(alone.len(), (9 * alone.rate() as usize).div_ceil(24), "as long as 9 frames");

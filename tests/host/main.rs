@@ -11,6 +11,7 @@ mod circles;
 mod config;
 mod constants;
 mod experiments;
+mod flags;
 mod key_tables;
 mod names;
 mod programs;

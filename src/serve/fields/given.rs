@@ -68,6 +68,11 @@ impl RequestFields {
         self.names.get(field).cloned().unwrap_or_else(|| field.into())
     }
 
+    /// Whether the client wrote a field of this name.
+    pub(super) fn has_written(&self, name: &str) -> bool {
+        self.names.values().any(|own| own == name)
+    }
+
     /// A field's value.
     pub(super) fn get(&self, field: &str) -> Option<&Value> {
         self.values.get(field)

@@ -38,7 +38,7 @@ fn a_written_component_reads_back() {
     let dir = TempDir::new().expect("dir");
     let model = dir.path().join("new/model");
     let config = json!({"width": 4});
-    let write = || write_component(&model, Component::Transformer, &config, &specs(), SHARD_BYTES, fill);
+    let write = || write_component(&model, Component::Transformer, &config, &specs(), SHARD_BYTES, None, fill);
     let folder = write().expect("written");
     assert_eq!(folder, model.join("transformer"));
     let source = open(&model).expect("opens");
@@ -56,7 +56,8 @@ fn a_written_component_reads_back() {
 #[test]
 fn a_sharded_component_reads_back() {
     let dir = TempDir::new().expect("dir");
-    let folder = write_component(dir.path(), Component::TextEncoder, &json!({}), &specs(), 130, fill).expect("written");
+    let folder =
+        write_component(dir.path(), Component::TextEncoder, &json!({}), &specs(), 130, None, fill).expect("written");
     assert!(folder.join("model-00003-of-00003.safetensors").is_file());
     let checkpoint = Checkpoint::open(&folder).expect("opens");
     assert_eq!((checkpoint.files().count(), checkpoint.names().count()), (3, 4));
@@ -73,7 +74,7 @@ fn an_unfinished_component_leaves_nothing() {
         ("large", 16_777_216) => Err(WeightsError::MissingTensor { path: "here".into(), key: "large".into() }),
         _ => fill(spec, from, into),
     };
-    let written = write_component(dir.path(), Component::Vae, &json!({}), &specs(), 1 << 30, broken);
+    let written = write_component(dir.path(), Component::Vae, &json!({}), &specs(), 1 << 30, None, broken);
     fails(written, &["here: tensor `large` is missing"]);
     assert_eq!(fs::read_dir(dir.path()).expect("folder").count(), 0);
 }

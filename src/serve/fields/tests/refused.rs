@@ -3,6 +3,8 @@
 use serde_json::{Value, json};
 
 use super::Server;
+use crate::serve::fields::Endpoint;
+use crate::serve::form::Form;
 
 #[test]
 #[allow(clippy::too_many_lines)] // A table.
@@ -235,6 +237,40 @@ fn the_server_has_limits_of_its_own() {
     assert_eq!(of(&[], json!({"num_frames": "auto", "size": "2048x1024"})), refused("too_large", "size"));
     // The configuration's own steps are nobody's to refuse.
     assert_eq!(Server::new("nano", &["serve.max_steps=10"]).good(&json!({"seed": 1})).config.sampler.steps, 20);
+}
+
+/// Fields without effect are refused by the client's name of them; what the server's configuration holds is not.
+#[test]
+fn fields_without_effect_are_refused_by_name() {
+    let refused = |param: &str| (400, "invalid_value", Some(param.to_string()));
+    let nano = Server::new("nano", &["two_stage.adain=0.5", "guidance.rescale_scope=batch"]);
+    for (body, param) in [
+        (json!({"stg_scale": 1}), "stg_scale"),
+        (json!({"extra_body": {"stg_scale": 1}}), "extra_body.stg_scale"),
+        (json!({"stg_blocks": [1]}), "stg_blocks"),
+        (json!({"ltx2": {"two_stage": {"tone_map": 0.5}}}), "ltx2.two_stage.tone_map"),
+        (json!({"ltx2": {"guidance": {"video": {"stg": 1}}}}), "ltx2.guidance.video.stg"),
+        (json!({"ltx2": {"conditioning": {"crf": 20}}}), "ltx2.conditioning.crf"),
+    ] {
+        assert_eq!(nano.bad(&body), refused(param), "{body}");
+    }
+    nano.good(&json!({"seed": 1, "stg_scale": 1, "stg_blocks": [1]}));
+    let distilled = Server::new("ltx2_distilled", &["request.negative_prompt=blur"]);
+    assert_eq!(distilled.bad(&json!({"negative_prompt": "hiss"})), refused("negative_prompt"));
+    for neutral in [json!({"negative_prompt": ""}), json!({"guidance_scale": 1}), json!({"stg_scale": 0})] {
+        distilled.good(&neutral);
+    }
+}
+
+/// Fields that a remix takes over from its source are not the remix's own.
+#[test]
+fn a_remix_may_switch_off_what_its_source_needed() {
+    let server = Server::new("nano", &[]);
+    let source = server.good(&json!({"seed": 1, "negative_prompt": "hiss", "stg_scale": 1, "stg_blocks": [1]}));
+    let body = json!({"prompt": "b", "guidance_scale": 1, "stg_scale": 0}).to_string();
+    let form = Form::json(body.as_bytes()).expect("JSON");
+    let made = server.accept(form, Endpoint::Remix(&source)).expect("accepted");
+    assert_eq!(made.config.guidance.video.cfg, Some(1.0));
 }
 
 #[test]

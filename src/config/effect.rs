@@ -1,0 +1,224 @@
+//! Which keys a run reads: a table of conditions, each with the reason why a key has no effect where it is not met.
+//!
+//! The table decides by the resolved configuration and the model's generation. Keys without a row always have an effect.
+
+use super::effect_facts::{Facts, Stream};
+use super::pipeline::Pipeline;
+use super::schema::{WeightSource, WeightType};
+use crate::media::ImageH264;
+use crate::models::upsampler::Upsampling;
+use crate::pjrt::discover::Platform;
+use crate::weights::Version;
+
+/// A row of the table.
+pub(super) struct Rule {
+    /// Keys or sections that the row covers.
+    pub(super) keys: &'static [&'static str],
+    pub(super) scope: Scope,
+    /// The reason why a key of the row has no effect, and what to do. `None`: the key has an effect.
+    pub(super) reason: fn(&Facts<'_>, &'static str) -> Option<String>,
+}
+
+/// Where values of a row are refused.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Scope {
+    /// Of flags, `--set`, requests, and files of runs.
+    Run,
+    /// The same without files: a file may name components and texts that other runs of it read.
+    Flags,
+    /// The same as `Run`, and of a server's configuration: requests decide by their pipeline alone.
+    Server,
+}
+
+type Reason = fn(&Facts<'_>, &'static str) -> Option<String>;
+
+const fn request(keys: &'static [&'static str], reason: Reason) -> Rule {
+    Rule { keys, scope: Scope::Run, reason }
+}
+
+const fn flags(keys: &'static [&'static str], reason: Reason) -> Rule {
+    Rule { keys, scope: Scope::Flags, reason }
+}
+
+const fn server(keys: &'static [&'static str], reason: Reason) -> Rule {
+    Rule { keys, scope: Scope::Server, reason }
+}
+
+/// The table.
+pub(super) const RULES: &[Rule] = &[
+    // The model's parts.
+    flags(&["model.vae"], |f, _| f.without_video()),
+    flags(&["model.upsampler"], |f, _| {
+        let spatial = f.config.upsamplings().iter().any(|kind| *kind != Upsampling::TemporalX2);
+        f.unless(spatial, "no stage upsamples in space; take a pipeline with two stages, or remove it")
+    }),
+    flags(&["model.temporal_upsampler"], |f, _| {
+        let used = f.config.doubles_frames() || f.rounds() > 0;
+        f.unless(used, "nothing upsamples in time; set two_stage.upsample or dfr.temporal_rounds too, or remove it")
+    }),
+    flags(&["model.duration_head"], |f, _| {
+        let auto = f.config.request.num_frames.count().is_none();
+        f.unless(auto, "request.num_frames is a number; set request.num_frames to auto, or remove it")
+    }),
+    server(&["model.decoder"], |f, _| match f.version {
+        _ if !f.config.pipeline.makes_frames() => f.by_pipeline("decodes no video"),
+        Version::V2_5 => None,
+        older => Some(format!("LTX-{older} has one decoder, the video VAE's; remove it")),
+    }),
+    server(&["model.weights_seed"], |f, _| {
+        let random = f.config.model.weights == WeightSource::Random;
+        f.unless(random, "the weights come from files; set model.weights to random, or remove it")
+    }),
+    request(&["model.loras"], |f, _| f.unused_lora()),
+    request(&["model.lora_merge"], |f, _| {
+        f.unless(!f.config.model.loras.is_empty(), "there is no LoRA to merge; set model.loras too, or remove it")
+    }),
+    // The request.
+    flags(&["request.negative_prompt"], |f, _| {
+        let why = "no step reads the negative prompt: guidance.video.cfg and guidance.audio.cfg are off; raise one, or remove it";
+        f.unless(f.reads_negative(), why)
+    }),
+    request(&["request.width", "request.height"], |f, _| f.without_video()),
+    request(&["request.images"], |f, _| f.unused_image()),
+    request(&["request.video"], |f, _| {
+        f.unless(f.config.pipeline.takes_video(), "only the pipelines retake, extend and video_to_audio take a video")
+    }),
+    request(&["request.retake"], |f, _| f.of_pipeline(Pipeline::Retake)),
+    request(&["request.extend"], |f, _| f.of_pipeline(Pipeline::Extend)),
+    request(&["request.reference_videos"], |f, _| f.config.pipeline.references_fault(1).map(String::from)),
+    request(&["request.audio"], |f, _| f.config.pipeline.audio_fault(true).map(String::from)),
+    request(&["request.chain"], |f, _| f.unused_chain()),
+    // Sampling.
+    request(&["sampler.eta", "sampler.gamma", "sampler.noise_seed"], |f, key| f.unused_setting(key)),
+    request(&["sampler.step_noise"], |f, _| f.unused_step_noise()),
+    request(&["sampler.noise_order"], |f, _| {
+        let draws = f.config.pipeline.has_two_stages() || f.appends();
+        match f.config.pipeline {
+            Pipeline::Dfr => f.by_pipeline("has one order of noise in every reference"),
+            _ => f.unless(
+                draws,
+                "a pass from noise alone, without appended frames, has the same order in every reference; remove it",
+            ),
+        }
+    }),
+    request(&["guidance.kind", "guidance.apg"], |f, _| {
+        let why = "no step is guided by the negative prompt: guidance.video.cfg and guidance.audio.cfg are off; raise one, or remove it";
+        f.unless(f.streams().any(|s| f.guides_by_prompt(s)), why)
+    }),
+    request(&["guidance.video.cfg", "guidance.audio.cfg"], |f, key| {
+        f.unused_scale(key, |s| s.cfg.is_some(), |at| at.cfg.is_some())
+    }),
+    request(&["guidance.video.modality", "guidance.audio.modality"], |f, key| match f.config.pipeline {
+        Pipeline::TextToAudio => f.by_pipeline("has one stream, which no other guides"),
+        _ => f.unused_scale(key, |s| s.modality.is_some(), |at| at.modality.is_some()),
+    }),
+    request(&["guidance.video.rescale", "guidance.audio.rescale"], |f, key| {
+        f.unused_scale(key, |s| s.rescale.is_some(), |at| at.rescale.is_some()).or_else(|| f.nothing_to_rescale(key))
+    }),
+    request(&["guidance.video.stg", "guidance.audio.stg"], |f, key| f.unused_stg(key)),
+    request(&["guidance.stg_blocks"], |f, _| f.unused_blocks(None)),
+    request(&["guidance.video.stg_blocks"], |f, _| f.unused_blocks(Some(Stream::Video))),
+    request(&["guidance.audio.stg_blocks"], |f, _| f.unused_blocks(Some(Stream::Audio))),
+    request(&["guidance.stg_streams"], |f, _| f.unused_stg_streams()),
+    request(&["guidance.video.skip", "guidance.audio.skip"], |f, key| {
+        let why = "there is one step, which is not skipped; remove it";
+        let one = f.unless(f.config.sampler.steps > 1, why);
+        f.unused_scale(key, |s| s.skip.is_some(), |at| at.skip.is_some()).or(one)
+    }),
+    request(&["guidance.video.by_sigma", "guidance.audio.by_sigma"], |f, key| {
+        f.unused_scale(key, |s| s.by_sigma.is_some(), |_| false).or_else(|| f.unused_level(key))
+    }),
+    server(&["guidance.rescale_scope"], |_, _| {
+        let why =
+            "each video is guided by itself, also in a batch of several, so that both scopes are the same; remove it";
+        Some(why.into())
+    }),
+    // Conditioning.
+    request(&["conditioning.cross_timestep"], |f, _| {
+        let why = "both streams have the same noise level everywhere: no frames and no sound are given; remove it";
+        f.unless(f.is_conditioned(), why)
+    }),
+    request(&["conditioning.keyframe_span"], |f, _| {
+        let later = f.config.request.images.iter().any(|image| image.frame > 0);
+        f.unless(later, "no image stands for a frame after the first; remove it")
+    }),
+    request(&["conditioning.noising"], |f, _| match f.config.pipeline {
+        Pipeline::Dfr => f.by_pipeline("starts its second stage in one way in every reference"),
+        pipeline if !pipeline.has_two_stages() => f.one_stage(),
+        _ => {
+            let why = "the second stage gets no image or sound of a strength below 1; remove it";
+            f.unless(f.has_weak_conditions(), why)
+        }
+    }),
+    request(&["conditioning.given_stream"], |f, _| {
+        let given = f.config.given_sound().is_some() || f.streams().any(|s| !f.is_made(s) && !f.is_absent(s));
+        f.unless(given, "neither the video nor the sound is given whole; remove it")
+    }),
+    server(&["conditioning.first_frame_marker"], |f, _| match f.config.pipeline {
+        Pipeline::Dfr => f.by_pipeline("marks the first frame in every reference"),
+        Pipeline::TextToAudio => f.without_video(),
+        _ => f.unless(f.version == Version::V2_5, "only LTX-2.5 marks its first frame; remove it"),
+    }),
+    request(&["conditioning.generated_keyframes"], |f, _| f.of_pipeline(Pipeline::Distilled)),
+    request(&["conditioning.reference_downscale_factor", "conditioning.reference_temporal_scale_factor"], |f, _| {
+        let any = !f.config.request.reference_videos.is_empty();
+        f.unless(any, "there is no reference video; set request.reference_videos too, or remove it")
+    }),
+    request(&["conditioning.crf"], |f, _| {
+        let off = f.config.conditioning.h264 == ImageH264::Off;
+        let any = f.config.request.images.iter().any(|image| image.crf.is_none());
+        f.unless(!off, "conditioning.h264 is off; remove one of the two")
+            .or_else(|| f.unless(any, "no image goes by it: there are none, or each has a crf of its own; remove it"))
+    }),
+    request(&["conditioning.h264"], |f, _| {
+        let any = f.config.request.images.iter().any(|image| image.crf(&f.config.conditioning) > 0);
+        f.unless(any, "no image goes through H.264: there are none, or their crf is 0; remove it")
+    }),
+    // Stages.
+    server(
+        &["two_stage.upsample", "two_stage.sampler", "two_stage.sigmas", "two_stage.adain", "two_stage.tone_map"],
+        |f, _| f.one_stage(),
+    ),
+    request(&["two_stage.audio"], |f, _| f.one_stage().or_else(|| f.unused_stage_audio())),
+    request(&["dfr.temporal_rounds"], |f, _| f.of_pipeline(Pipeline::Dfr)),
+    request(&["dfr.sigmas"], |f, _| {
+        f.of_pipeline(Pipeline::Dfr)
+            .or_else(|| f.unless(f.rounds() > 0, "dfr.temporal_rounds is 0; set it to 1 or 2, or remove this"))
+    }),
+    server(&["vocoder.stage1_clamp"], |f, _| {
+        let why = "LTX-2.0's vocoder has one stage; remove it";
+        f.unless(f.version != Version::V2_0, why).or_else(|| f.given_sound())
+    }),
+    // The device.
+    server(&["runtime.numerics"], |f, _| {
+        f.unless(f.is_bf16(), "it decides about the rounding of bf16, and runtime.dtype is f32; remove one of the two")
+    }),
+    server(&["runtime.positions"], |f, _| {
+        let why = "positions are f32 where runtime.dtype is; remove one of the two";
+        f.without_video().or_else(|| f.unless(f.is_bf16(), why))
+    }),
+    server(&["runtime.activations"], |f, _| {
+        let why = "integers are multiplied with integer weights alone; set runtime.weights to int8 too, or remove it";
+        f.unless(f.config.runtime.weights == WeightType::Int8, why)
+    }),
+    server(&["runtime.tiling"], |f, _| match f.config.pipeline.makes_frames() {
+        true => None,
+        false => f.by_pipeline("decodes no video"),
+    }),
+    server(&["runtime.memory_fraction", "runtime.visible_devices"], |f, _| f.on_other_platforms(Platform::Cuda)),
+    server(&["runtime.distributed.devices_per_process"], |f, _| {
+        let named = f.config.runtime.visible_devices.is_some();
+        let why = "runtime.visible_devices names the devices; remove one of the two";
+        f.on_other_platforms(Platform::Cuda).or_else(|| f.unless(!named, why))
+    }),
+    server(&["runtime.libtpu_init_args"], |f, _| f.on_other_platforms(Platform::Tpu)),
+    server(
+        &["runtime.distributed.coordinator", "runtime.distributed.timeout", "runtime.distributed.start_timeout"],
+        |f, _| {
+            let alone = f.config.runtime.distributed.num_processes == Some(1);
+            f.unless(!alone, "runtime.distributed.num_processes is 1: this process runs alone; remove one of the two")
+        },
+    ),
+    // Files.
+    request(&["output.save_frames"], |f, _| f.without_video()),
+];

@@ -1,0 +1,359 @@
+//! Whether a run reads a key: conditions of the table in [`effect`](super::effect), each with the reason for an error.
+
+use super::check::ResolvedScales;
+use super::pipeline::Pipeline;
+use super::schema::{Config, Dtype, Reference, Scales, SigmaScales};
+use crate::media::ImageH264;
+use crate::pjrt::discover::Platform;
+use crate::runtime::platform::Choice;
+use crate::weights::Version;
+
+/// One of the two streams.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stream {
+    Video,
+    Audio,
+}
+
+impl Stream {
+    const BOTH: [Stream; 2] = [Stream::Video, Stream::Audio];
+
+    /// The stream of a key below `guidance`.
+    pub(super) fn of(key: &str) -> Self {
+        if key.starts_with("guidance.video.") { Stream::Video } else { Stream::Audio }
+    }
+
+    pub(super) fn other(self) -> Self {
+        if self == Stream::Video { Stream::Audio } else { Stream::Video }
+    }
+
+    pub(super) fn name(self) -> &'static str {
+        if self == Stream::Video { "video" } else { "audio" }
+    }
+}
+
+/// Facts that the table decides by.
+pub(super) struct Facts<'a> {
+    pub(super) config: &'a Config,
+    /// The model's generation.
+    pub(super) version: Version,
+}
+
+impl Facts<'_> {
+    pub(super) fn unless(&self, has_effect: bool, why: &str) -> Option<String> {
+        (!has_effect).then(|| why.into())
+    }
+
+    /// A reason that the pipeline gives.
+    pub(super) fn by_pipeline(&self, why: &str) -> Option<String> {
+        Some(format!("the pipeline {} {why}; remove it", self.config.pipeline.name()))
+    }
+
+    /// The reason of a key that one pipeline reads.
+    pub(super) fn of_pipeline(&self, pipeline: Pipeline) -> Option<String> {
+        let why =
+            format!("only the pipeline {} reads it, and this is {}", pipeline.name(), self.config.pipeline.name());
+        (self.config.pipeline != pipeline).then(|| format!("{why}; remove it"))
+    }
+
+    pub(super) fn without_video(&self) -> Option<String> {
+        if self.config.pipeline.has_video() { None } else { self.by_pipeline("makes no video") }
+    }
+
+    pub(super) fn one_stage(&self) -> Option<String> {
+        if self.config.pipeline.has_two_stages() { None } else { self.by_pipeline("has one stage") }
+    }
+
+    pub(super) fn given_sound(&self) -> Option<String> {
+        let why = "request.audio is the video's sound: none is decoded; remove it";
+        self.unless(self.config.given_sound().is_none(), why)
+    }
+
+    pub(super) fn rounds(&self) -> usize {
+        if self.config.pipeline == Pipeline::Dfr { self.config.dfr.temporal_rounds } else { 0 }
+    }
+
+    pub(super) fn is_bf16(&self) -> bool {
+        self.config.runtime.dtype == Dtype::Bf16
+    }
+
+    /// The reason of a key of one platform, where another one is named.
+    pub(super) fn on_other_platforms(&self, own: Platform) -> Option<String> {
+        let platform = &self.config.runtime.platform;
+        let is_other = matches!(self.config.platform(), Ok(Choice::Named(named)) if named != own);
+        is_other
+            .then(|| format!("only {} reads it, and runtime.platform is {platform}; remove one of the two", own.name()))
+    }
+
+    /// The reason of the first LoRA that no stage has. It names no path, which a server does not tell.
+    pub(super) fn unused_lora(&self) -> Option<String> {
+        let last = if self.config.pipeline.has_two_stages() { 2 } else { 1 };
+        let is_unused = |stages: &[u8]| !stages.iter().any(|stage| (1..=last).contains(stage));
+        let at = self.config.model.loras.iter().position(|lora| is_unused(&lora.stages))?;
+        let (number, stages, name) = (at + 1, &self.config.model.loras[at].stages, self.config.pipeline.name());
+        Some(match stages.is_empty() {
+            true => format!("LoRA {number} names no stage; set its stages to [1], [2] or [1, 2], or remove it"),
+            false => format!(
+                "LoRA {number} is for stages {stages:?}, and the pipeline {name} has stage 1 alone; set its stages to [1], or \
+                 remove it"
+            ),
+        })
+    }
+
+    pub(super) fn unused_image(&self) -> Option<String> {
+        let r = &self.config.request;
+        if let Some(why) = self.config.pipeline.images_fault(r.images.len()) {
+            return Some(why.into());
+        }
+        let off = self.config.conditioning.h264 == ImageH264::Off;
+        let at = r.images.iter().position(|image| off && image.crf.is_some_and(|crf| crf > 0))?;
+        let crf = r.images[at].crf.unwrap_or_default();
+        let why = "and conditioning.h264 is off; set its crf to 0, or remove one of the two";
+        Some(format!("image {} has crf {crf}, {why}", at + 1))
+    }
+
+    pub(super) fn unused_chain(&self) -> Option<String> {
+        if !self.config.pipeline.makes_clips() {
+            return self.by_pipeline("makes one clip");
+        }
+        let (chain, frames) = (self.config.request.chain.as_ref()?, self.config.request.num_frames.count()?);
+        let step = chain.clip.saturating_sub(chain.overlap).max(1);
+        let clips = 1 + frames.saturating_sub(chain.clip).div_ceil(step);
+        let own = chain.prompts.len();
+        (own >= clips).then(|| {
+            format!(
+                "there are {own} prompts for the clips after the first, and {frames} frames make {clips} {}; remove {} of \
+                 request.chain.prompts, or make a longer video",
+                if clips == 1 { "clip" } else { "clips" },
+                own + 1 - clips
+            )
+        })
+    }
+
+    /// The reason of a setting that the sampler does not take.
+    pub(super) fn unused_setting(&self, key: &str) -> Option<String> {
+        match self.config.samplers() {
+            Err((refused, _)) if refused == key => Some("this sampler takes no such setting; remove it".into()),
+            _ if key == "sampler.noise_seed" && self.config.sampler.eta == Some(0.0) => {
+                Some("sampler.eta is 0, so that steps draw no noise; remove one of the two".into())
+            }
+            _ => None,
+        }
+    }
+
+    pub(super) fn unused_step_noise(&self) -> Option<String> {
+        let (first, second) = self.config.samplers().ok()?;
+        let second = self.config.pipeline.has_two_stages().then_some(second);
+        let drawn = [Some(first), second].into_iter().flatten().any(|sampler| sampler.noises() > 0);
+        let drawn = drawn && self.config.sampler.eta != Some(0.0);
+        let rounds = self.rounds() > 0 && self.is_bf16();
+        let why = "no step draws noise; set sampler.kind to euler_ancestral or cfg_pp, or remove it";
+        self.unless(drawn || rounds, why)
+    }
+
+    /// Whether the first pass has tokens behind the video's own.
+    pub(super) fn appends(&self) -> bool {
+        let (c, r) = (self.config, &self.config.request);
+        let every = c.pipeline.appends_every_image();
+        r.images.iter().any(|image| every || image.frame > 0)
+            || !r.reference_videos.is_empty()
+            || c.conditioning.generated_keyframes > 0
+    }
+
+    /// Whether any token is known, or has a noise level other than its step's.
+    pub(super) fn is_conditioned(&self) -> bool {
+        let (c, r) = (self.config, &self.config.request);
+        let chained = r.chain.as_ref().zip(r.num_frames.count()).is_some_and(|(chain, frames)| frames > chain.clip);
+        self.appends()
+            || !r.images.is_empty()
+            || r.audio.is_some()
+            || !r.audio_latents.is_empty()
+            || chained
+            || c.pipeline.takes_video()
+            || c.pipeline == Pipeline::Dfr
+    }
+
+    pub(super) fn has_weak_conditions(&self) -> bool {
+        let r = &self.config.request;
+        r.images.iter().any(|image| image.strength < 1.0) || r.audio_latents.iter().any(|kept| kept.strength < 1.0)
+    }
+
+    pub(super) fn unused_stage_audio(&self) -> Option<String> {
+        let why = "temporal_x2 of two_stage.upsample keeps the first stage's sound; remove it";
+        self.given_sound().or_else(|| self.unless(!self.config.doubles_frames(), why))
+    }
+}
+
+/// Guidance.
+impl Facts<'_> {
+    pub(super) fn streams(&self) -> impl Iterator<Item = Stream> {
+        Stream::BOTH.into_iter()
+    }
+
+    pub(super) fn is_absent(&self, stream: Stream) -> bool {
+        stream == Stream::Video && !self.config.pipeline.has_video()
+    }
+
+    /// Whether the stream's latents change: it is neither given whole nor absent.
+    pub(super) fn is_made(&self, stream: Stream) -> bool {
+        let retake = self.config.request.retake.as_ref().filter(|_| self.config.pipeline == Pipeline::Retake);
+        match stream {
+            Stream::Video => self.config.pipeline.makes_frames() && retake.is_none_or(|span| span.video),
+            Stream::Audio => self.config.given_sound().is_none() && retake.is_none_or(|span| span.audio),
+        }
+    }
+
+    pub(super) fn own(&self, stream: Stream) -> &Scales {
+        if stream == Stream::Video { &self.config.guidance.video } else { &self.config.guidance.audio }
+    }
+
+    pub(super) fn by_sigma(&self, stream: Stream) -> &[SigmaScales] {
+        let own = self.own(stream).by_sigma.as_ref().or(self.own(stream.other()).by_sigma.as_ref());
+        own.map_or(&[], Vec::as_slice)
+    }
+
+    /// The stream's scales at every noise level.
+    pub(super) fn levels(&self, stream: Stream) -> Vec<ResolvedScales> {
+        let scales = self.config.scales();
+        let base = if stream == Stream::Video { scales.video } else { scales.audio };
+        let at = |level: &SigmaScales| ResolvedScales {
+            cfg: level.cfg.unwrap_or(base.cfg),
+            stg: level.stg.unwrap_or(base.stg),
+            modality: level.modality.unwrap_or(base.modality),
+            rescale: level.rescale.unwrap_or(base.rescale),
+        };
+        let levels = self.by_sigma(stream);
+        if levels.is_empty() { vec![base] } else { levels.iter().map(at).collect() }
+    }
+
+    pub(super) fn guides_by_prompt(&self, stream: Stream) -> bool {
+        let off = f64::from(self.config.guidance.kind.off());
+        self.is_made(stream) && self.levels(stream).iter().any(|at| at.cfg != off)
+    }
+
+    pub(super) fn reads_negative(&self) -> bool {
+        self.streams().any(|s| self.guides_by_prompt(s))
+            || self.config.samplers().is_ok_and(|(first, _)| first.reads_negative())
+    }
+
+    pub(super) fn has_stg(&self, stream: Stream) -> bool {
+        self.levels(stream).iter().any(|at| at.stg != 0.0)
+    }
+
+    /// The reason of a scale that no stream uses: `is_own` tells whether a stream has it, `is_at` whether a noise level has.
+    pub(super) fn unused_scale(
+        &self,
+        key: &str,
+        is_own: impl Fn(&Scales) -> bool,
+        is_at: impl Fn(&SigmaScales) -> bool,
+    ) -> Option<String> {
+        let stream = Stream::of(key);
+        // A stream without a value of its own has the other's.
+        let inherits = !is_own(self.own(stream.other()));
+        let mut users = Stream::BOTH.into_iter().filter(|s| self.is_made(*s) && (*s == stream || inherits)).peekable();
+        if users.peek().is_none() {
+            let (name, pipeline) = (stream.name(), self.config.pipeline);
+            return Some(match (stream, self.config.given_sound()) {
+                (Stream::Audio, Some(_)) => {
+                    "request.audio is the video's sound, which nothing guides; remove it".into()
+                }
+                _ if pipeline == Pipeline::Retake => {
+                    format!("request.retake.{name} is false: the {name} is kept, and nothing guides it; remove it")
+                }
+                _ => format!("the pipeline {} makes no {name} that could be guided; remove it", pipeline.name()),
+            });
+        }
+        let replaced = users.all(|s| !self.by_sigma(s).is_empty() && self.by_sigma(s).iter().all(&is_at));
+        replaced.then(|| "by_sigma sets it at every noise level; remove one of the two".into())
+    }
+
+    /// The reason of a noise level that guides by the other stream, where there is none.
+    pub(super) fn unused_level(&self, key: &str) -> Option<String> {
+        let levels = self.own(Stream::of(key)).by_sigma.as_deref().unwrap_or_default();
+        let modality = levels.iter().any(|level| level.modality.is_some());
+        let why = "has one stream, so that modality guides nothing";
+        if self.config.pipeline.has_video() || !modality { None } else { self.by_pipeline(why) }
+    }
+
+    pub(super) fn nothing_to_rescale(&self, key: &str) -> Option<String> {
+        let stream = Stream::of(key);
+        let inherits = self.own(stream.other()).rescale.is_none();
+        let off = f64::from(self.config.guidance.kind.off());
+        let modality = self.config.pipeline.has_video();
+        let is_guided = |at: &ResolvedScales| at.cfg != off || at.stg != 0.0 || (modality && at.modality != 1.0);
+        let mut users = Stream::BOTH.into_iter().filter(|s| self.is_made(*s) && (*s == stream || inherits));
+        let guided = users.any(|s| self.levels(s).iter().any(is_guided));
+        let name = stream.name();
+        let why = "is unguided: its cfg, stg and modality are off; turn one on, or remove it";
+        (!guided).then(|| format!("the {name} stream {why}"))
+    }
+
+    /// Blocks that the perturbed branch perturbs in a stream.
+    pub(super) fn perturbed(&self, stream: Stream) -> &[usize] {
+        let guidance = &self.config.guidance;
+        let both = guidance.stg_streams == Reference::Diffusers && self.streams().any(|s| self.perturbs(s));
+        match self.perturbs(stream) || both {
+            true => self.own(stream).stg_blocks.as_deref().unwrap_or(&guidance.stg_blocks),
+            false => &[],
+        }
+    }
+
+    /// Whether a stream's own scale has it perturbed; what a retake keeps is perturbed beside what it makes.
+    pub(super) fn perturbs(&self, stream: Stream) -> bool {
+        let runs = self.streams().any(|s| self.is_made(s) && self.has_stg(s));
+        let takes_part = self.is_made(stream) || self.config.pipeline == Pipeline::Retake;
+        runs && takes_part && self.has_stg(stream)
+    }
+
+    pub(super) fn unused_stg(&self, key: &str) -> Option<String> {
+        if !self.perturbs(Stream::of(key))
+            && let Some(why) = self.unused_scale(key, |s| s.stg.is_some(), |at| at.stg.is_some())
+        {
+            return Some(why);
+        }
+        if self.config.guidance.stg_streams == Reference::Diffusers && self.version == Version::V2_0 {
+            let why =
+                "guidance.stg_streams is diffusers, which does not perturb LTX-2.0; set it to official, or remove stg";
+            return Some(why.into());
+        }
+        let (block, preset) = match self.version {
+            Version::V2_0 => (29, "ltx2_full_guidance"),
+            Version::V2_3 => (28, "ltx2_3"),
+            Version::V2_5 => (28, "ltx2_5"),
+        };
+        self.streams().all(|s| self.perturbed(s).is_empty()).then(|| {
+            format!(
+                "guidance.stg_blocks is empty, so that no block is perturbed; set guidance.stg_blocks too (the preset {preset} \
+                 has [{block}]), or remove stg"
+            )
+        })
+    }
+
+    pub(super) fn unused_blocks(&self, own: Option<Stream>) -> Option<String> {
+        let both = self.config.guidance.stg_streams == Reference::Diffusers;
+        let any = self.streams().any(|s| self.perturbs(s));
+        let perturbed = |s: Stream| self.perturbs(s) || (both && any);
+        if let Some(stream) = own {
+            let why = format!(
+                "guidance.{}.stg is 0, so that nothing of this stream is perturbed; set it too, or remove this",
+                stream.name()
+            );
+            return (!perturbed(stream)).then_some(why);
+        }
+        let why = "guidance.video.stg and guidance.audio.stg are 0, so that no block is perturbed; set one too, or remove this";
+        self.unless(any, why).or_else(|| {
+            let used = self.streams().any(|s| perturbed(s) && self.own(s).stg_blocks.is_none());
+            self.unless(used, "every perturbed stream has stg_blocks of its own; remove this")
+        })
+    }
+
+    pub(super) fn unused_stg_streams(&self) -> Option<String> {
+        let [video, audio] = Stream::BOTH.map(|s| self.perturbs(s));
+        let why =
+            "guidance.video.stg and guidance.audio.stg are 0, so that nothing is perturbed; set one too, or remove it";
+        self.unless(video || audio, why).or_else(|| {
+            let same = video && audio && self.version != Version::V2_0;
+            self.unless(!same, "stg is on in both streams, which every reference then perturbs; remove it")
+        })
+    }
+}

@@ -1,0 +1,298 @@
+//! Values that somebody wrote and that change nothing: these are refused, with the reason.
+//!
+//! Presets, shipped files and sidecars hold values of several pipelines, or of all keys; theirs are never refused. A written
+//! value that is the one that holds without it is not refused either, nor one that switches off what is not there.
+
+use serde_json::Value;
+
+use super::effect::{RULES, Rule, Scope};
+use super::effect_facts::Facts;
+use super::error::{ConfigError, ValueOrigin};
+use super::load::{BY_REFERENCE, Loaded};
+use super::presets::is_shipped;
+use super::schema::Config;
+use super::tree::{Tree, are_same};
+
+/// Most characters of a value that an error repeats.
+const SHOWN: usize = 60;
+
+/// A written value without effect.
+struct Fault {
+    key: &'static str,
+    origin: ValueOrigin,
+    why: String,
+}
+
+/// Whether somebody wrote a value on the command line or in a file of their own, for a row of a scope.
+fn is_written(origin: &ValueOrigin, scope: Scope) -> bool {
+    match origin {
+        ValueOrigin::Set | ValueOrigin::Flag(_) => true,
+        ValueOrigin::File { .. } => !is_shipped(origin) && scope != Scope::Flags,
+        _ => false,
+    }
+}
+
+impl Loaded {
+    /// Refuses flags, `--set` pairs and values of the user's files that do not change the run.
+    ///
+    /// # Errors
+    /// The first such value, with its key, where it was written, the reason, and what to do.
+    pub fn check_effect(&self) -> Result<(), ConfigError> {
+        if let Some((path, value)) = self.set_below("serve") {
+            let why = format!("only ltx2 serve reads {path}; remove it");
+            return Err(ConfigError::Value { key: "serve", value, origin: ValueOrigin::Set, why });
+        }
+        self.first_fault(|_| true, &is_written)
+    }
+
+    /// The same of the fields of a request to the server, of those that `is_written` names.
+    pub(crate) fn check_request_effect(&self, is_written: impl Fn(&str) -> bool) -> Result<(), ConfigError> {
+        self.first_fault(|_| true, &|origin, _| matches!(origin, ValueOrigin::Field(name) if is_written(name)))
+    }
+
+    /// The same of a server's configuration, of what no request can change: a value is refused where none of the served pipelines
+    /// reads it.
+    pub(crate) fn check_server_effect(&self) -> Result<(), ConfigError> {
+        let served = [self.config.pipeline].into_iter().chain(self.config.serve.pipelines.iter().copied());
+        let configs: Vec<Config> = served.map(|pipeline| Config { pipeline, ..self.config.clone() }).collect();
+        let everywhere = |rule: &Rule, key: &'static str| {
+            configs.iter().all(|config| (rule.reason)(&Facts { config, version: self.version }, key).is_some())
+        };
+        let is_checked = |rule: &Rule| rule.scope == Scope::Server && rule.keys.iter().all(|key| everywhere(rule, key));
+        self.first_fault(is_checked, &is_written)
+    }
+
+    fn first_fault(
+        &self,
+        is_checked: impl Fn(&Rule) -> bool,
+        written: &dyn Fn(&ValueOrigin, Scope) -> bool,
+    ) -> Result<(), ConfigError> {
+        let facts = Facts { config: &self.config, version: self.version };
+        let mut faults = Vec::new();
+        for rule in RULES.iter().filter(|rule| is_checked(rule)) {
+            for key in rule.keys {
+                if let Some(origin) = self.written_at(key, &|origin| written(origin, rule.scope))
+                    && let Some(why) = (rule.reason)(&facts, key)
+                {
+                    faults.push(Fault { key, origin, why });
+                }
+            }
+        }
+        // A flag or field that writes several keys is refused where none of them has an effect.
+        let mut leaves = Vec::new();
+        self.tree.leaves(String::new(), &mut leaves);
+        let has_other_effect = |fault: &Fault| {
+            let shared = match &fault.origin {
+                ValueOrigin::Flag(_) => true,
+                ValueOrigin::Field(name) => name != "ltx2",
+                _ => false,
+            };
+            shared
+                && leaves.iter().any(|(path, origin)| {
+                    let is_off = self.tree.get(path).is_none_or(|tree| is_off(path, &tree.to_value()));
+                    **origin == fault.origin && !is_off && !faults.iter().any(|fault| is_within(path, fault.key))
+                })
+        };
+        match faults.iter().find(|fault| !has_other_effect(fault)) {
+            None => Ok(()),
+            Some(Fault { key, origin, why }) => {
+                let value = self.tree.get(key).map_or(String::new(), |tree| shown(&tree.to_value()));
+                Err(ConfigError::Value { key, value, origin: origin.clone(), why: why.clone() })
+            }
+        }
+    }
+
+    /// Where a value at or below a key was written that asks for something other than what holds without it.
+    fn written_at(&self, key: &'static str, written: &dyn Fn(&ValueOrigin) -> bool) -> Option<ValueOrigin> {
+        let tree = self.tree.get(key)?;
+        if let Tree::Map(entries) = tree
+            && entries.is_empty()
+        {
+            // An empty map has no line of its own.
+            let is_base = matches!(self.below.get(key), Some(Tree::Map(_)));
+            let top = matches!(self.layers.last().and_then(|layer| layer.get(key)), Some(Tree::Map(_)));
+            let origins = [ValueOrigin::Set, ValueOrigin::Field("ltx2".into())];
+            return origins.into_iter().find(|origin| top && !is_base && written(origin));
+        }
+        let by_reference = |value: &Value| {
+            BY_REFERENCE.contains(&key) && self.tree.leaf("reference").is_some_and(|(reference, _)| reference == value)
+        };
+        let mut leaves = Vec::new();
+        tree.leaves(key.into(), &mut leaves);
+        let found = leaves.into_iter().find(|(path, origin)| {
+            let value = self.tree.get(path).map(Tree::to_value).unwrap_or_default();
+            let base = self.below.get(path).map(Tree::to_value).unwrap_or_default();
+            written(origin) && !are_same(&value, &base) && !is_off(path, &value) && !by_reference(&value)
+        });
+        found.map(|(_, origin)| origin.clone())
+    }
+
+    /// Path and value of a key of a section that `--set` wrote.
+    fn set_below(&self, section: &str) -> Option<(String, String)> {
+        let mut leaves = Vec::new();
+        self.tree.get(section)?.leaves(section.into(), &mut leaves);
+        let (path, _) = leaves.into_iter().find(|(_, origin)| **origin == ValueOrigin::Set)?;
+        let value = self.tree.get(&path).map_or(String::new(), |tree| shown(&tree.to_value()));
+        Some((path, value))
+    }
+}
+
+/// Whether a value switches off what its key is for.
+fn is_off(path: &str, value: &Value) -> bool {
+    let number = match path.rsplit('.').next().unwrap_or(path) {
+        "stg" | "rescale" | "skip" | "adain" | "tone_map" | "crf" | "temporal_rounds" | "generated_keyframes" => {
+            Some(0.0)
+        }
+        "cfg" | "modality" => Some(1.0),
+        _ => None,
+    };
+    match value {
+        Value::Null => true,
+        Value::String(text) => text.is_empty() || text == "off",
+        Value::Array(items) => items.is_empty(),
+        Value::Number(own) => number.is_some() && own.as_f64() == number,
+        _ => false,
+    }
+}
+
+fn is_within(path: &str, key: &str) -> bool {
+    path.strip_prefix(key).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+}
+
+/// A value on one line, cut where it is long.
+fn shown(value: &Value) -> String {
+    let text = match value {
+        Value::String(text) => text.replace('\n', " "),
+        other => other.to_string(),
+    };
+    match text.chars().count() > SHOWN {
+        true => text.chars().take(SHOWN).chain(['…']).collect(),
+        false => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::config::{CliOverrides, load};
+
+    fn loaded(file: &str, set: &[&str]) -> Result<Loaded, ConfigError> {
+        let set = set.iter().map(|pair| (*pair).to_string()).collect();
+        load(&CliOverrides { files: vec![file.into()], set, ..CliOverrides::default() })
+    }
+
+    fn effect(file: &str, set: &[&str]) -> Result<(), ConfigError> {
+        loaded(file, set).expect("legal").check_effect()
+    }
+
+    #[test]
+    fn options_without_effect_are_refused_with_the_reason() {
+        let (lora, stage) = ("tests/fixtures/lora/ic_tiny_a.safetensors", "stages: [2]");
+        let lora = format!("model.loras=[{{path: {lora}, {stage}}}]");
+        let chain = "request.chain={clip: 65, prompts: [b, c, d]}";
+        for (file, set, want) in [
+            ("ltx2", &["guidance.video.stg=1"][..], "guidance.video.stg = 1 (--set): guidance.stg_blocks is empty"),
+            ("ltx2", &["guidance.video.stg=1"], "the preset ltx2_full_guidance has [29]"),
+            ("ltx2_3", &["guidance.video.stg=0.5", "guidance.stg_blocks=[]"], "the preset ltx2_3 has [28]"),
+            ("ltx2", &["guidance.stg_blocks=[29]"], "guidance.stg_blocks = [29] (--set): guidance.video.stg and"),
+            ("ltx2", &["guidance.rescale_scope=batch"], "guidance.rescale_scope = batch (--set): each video"),
+            (
+                "ltx2",
+                &["two_stage.adain=0.5"],
+                "two_stage.adain = 0.5 (--set): the pipeline text_to_video has one stage",
+            ),
+            ("ltx2", &["dfr.sigmas=[0.5, 0.25]"], "dfr.sigmas = [0.5,0.25] (--set): only the pipeline dfr reads it"),
+            ("ltx2", &["conditioning.reference_downscale_factor=2"], "there is no reference video"),
+            ("ltx2", &["conditioning.crf=20"], "conditioning.crf = 20 (--set): no image goes by it"),
+            ("ltx2", &["request.num_frames=121", chain], "121 frames make 3 clips; remove 1"),
+            ("ltx2", &[&lora], "LoRA 1 is for stages [2], and the pipeline text_to_video has stage 1 alone"),
+            ("ltx2", &["model.upsampler=up"], "model.upsampler = up (--set): no stage upsamples in space"),
+            ("ltx2", &["model.weights_seed=3"], "the weights come from files; set model.weights to random"),
+            ("ltx2", &["runtime.dtype=f32", "runtime.numerics=official"], "runtime.dtype is f32"),
+            ("ltx2", &["runtime.platform=cpu", "runtime.memory_fraction=0.5"], "only cuda reads it"),
+            ("ltx2", &["serve.queue=3"], "only ltx2 serve reads serve.queue"),
+            ("ltx2_distilled", &["request.negative_prompt=blurry"], "no step reads the negative prompt"),
+            ("ltx2", &["pipeline=text_to_audio", "request.width=512"], "the pipeline text_to_audio makes no video"),
+            ("ltx2", &["sampler.step_noise=diffusers"], "no step draws noise"),
+        ] {
+            let error = effect(file, set).expect_err(want).to_string();
+            assert!(error.contains(want) && error.contains("; "), "{set:?}: {error}");
+            assert_eq!(error.lines().count(), 1, "{error}");
+        }
+    }
+
+    #[test]
+    fn values_that_hold_anyway_or_switch_off_are_accepted() {
+        for (file, set) in [
+            ("ltx2_full_guidance", &["guidance.video.stg=1", "guidance.stg_blocks=[29]"][..]),
+            ("ltx2", &["guidance.video.stg=0", "guidance.rescale_scope=per_sample"]),
+            ("ltx2", &["conditioning.h264=off", "conditioning.crf=0", "two_stage.tone_map=0"]),
+            ("ltx2", &["guidance.video.stg=1", "guidance.stg_blocks=[3]"]),
+            ("ltx2_distilled", &["guidance.video.cfg=1", "request.negative_prompt=''"]),
+            ("ltx2", &["reference=diffusers", "two_stage.audio=diffusers", "model.lora_merge=diffusers"]),
+            ("ltx2", &["pipeline=two_stage", "model.upsampler=up", "two_stage.adain=0.5"]),
+        ] {
+            assert!(effect(file, set).is_ok(), "{file} {set:?}");
+        }
+    }
+
+    /// Shipped files are those of several pipelines and models.
+    #[test]
+    fn shipped_files_are_never_refused() {
+        for (name, _) in super::super::presets::CONFIGS {
+            for set in [&[][..], &["pipeline=text_to_audio"], &["pipeline=two_stage"], &["reference=diffusers"]] {
+                // Some sizes are not those of two stages.
+                let Ok(loaded) = loaded(name, set) else { continue };
+                assert!(loaded.check_effect().is_ok(), "{name} {set:?}");
+            }
+            assert!(loaded(name, &[]).is_ok(), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_flag_of_several_keys_is_refused_where_none_has_an_effect() {
+        let given = |pipeline: &str, value: f64| {
+            let mut given = CliOverrides { set: vec![format!("pipeline={pipeline}")], ..CliOverrides::default() };
+            given.shared_flag("stg-scale", &["guidance.video.stg", "guidance.audio.stg"], Some(value));
+            load(&given).expect("legal").check_effect()
+        };
+        // The video's half of the flag does nothing there, the sound's does.
+        assert!(given("text_to_audio", 2.0).is_ok());
+        let error = given("text_to_video", 2.0).expect_err("no blocks").to_string();
+        assert!(
+            error.starts_with("guidance.video.stg = 2.0 (flag --stg-scale): guidance.stg_blocks is empty"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn files_of_the_user_are_refused_by_line_and_sidecars_are_not() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let of = |name: &str, text: String| {
+            let path = folder.path().join(name);
+            std::fs::write(&path, text).expect("written");
+            let files = vec![path.to_str().expect("UTF-8").to_string()];
+            load(&CliOverrides { files, ..CliOverrides::default() }).expect("legal").check_effect()
+        };
+        let error = of("own.yml", "guidance:\n  video: {stg: 1}\n".into()).expect_err("no blocks").to_string();
+        assert!(error.contains("own.yml:2): guidance.stg_blocks is empty"), "{error}");
+        let config = json!({"guidance": {"video": {"stg": 1}}, "two_stage": {"adain": 0.5}});
+        assert!(of("out.json", json!({"config": config}).to_string()).is_ok());
+        assert!(of("server.yml", "serve: {queue: 3}\n".into()).is_ok(), "a file may be that of a server too");
+    }
+
+    #[test]
+    fn a_server_is_refused_what_none_of_its_pipelines_reads() {
+        let effect = |pairs: &[&str]| {
+            let set = pairs.iter().map(|pair| (*pair).to_string()).collect();
+            load(&CliOverrides { set, ..CliOverrides::default() }).expect("legal").check_server_effect()
+        };
+        let error = effect(&["two_stage.adain=0.5"]).expect_err("one stage").to_string();
+        assert!(error.contains("the pipeline text_to_video has one stage"), "{error}");
+        assert!(effect(&["two_stage.adain=0.5", "serve.pipelines=[two_stage]"]).is_ok());
+        // Requests decide about the rest.
+        assert!(effect(&["guidance.video.stg=1", "conditioning.crf=20", "request.negative_prompt=x"]).is_ok());
+    }
+}

@@ -1,0 +1,180 @@
+//! Flags and commands that texts of the program name: each exists.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use clap::CommandFactory;
+
+use crate::support::needs;
+use ltx2::cli::Cli;
+
+/// Flags of other programs and of compilers, by their starts.
+const FOREIGN: [&str; 2] = ["--xla_", "--boundary"];
+
+/// Flags that a part of the sources may name though `generate` lacks them, since only these commands reach the text.
+const OF_OTHER_COMMANDS: [(&str, &[&str]); 9] = [
+    ("src/serve", &["serve"]),
+    ("src/tune", &["experiment", "why", "compile", "bench"]),
+    ("src/perf", &["bench", "compile", "profile"]),
+    ("src/pipeline/component", &["run"]),
+    ("src/pipeline/component_inputs.rs", &["run"]),
+    ("src/pipeline/transformer_inputs.rs", &["run"]),
+    ("src/pipeline/programs.rs", &["compile", "bench"]),
+    ("src/pipeline/compile.rs", &["compile"]),
+    ("src/config/serve.rs", &["serve"]),
+];
+
+fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).expect("readable").map(|entry| entry.expect("an entry").path()) {
+        let is_test = entry.file_stem().is_some_and(|stem| stem == "tests" || stem == "effects");
+        match entry.is_dir() {
+            _ if is_test => {}
+            true => sources(&entry, found),
+            false if entry.extension().is_some_and(|e| e == "rs") => found.push(entry),
+            false => {}
+        }
+    }
+}
+
+/// The text literals of a file, without its tests; comments are left out.
+fn literals(path: &Path) -> Vec<String> {
+    let text = fs::read_to_string(path).expect("readable");
+    let own = text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default();
+    let code: String =
+        own.lines().filter(|line| !line.trim_start().starts_with("//")).fold(String::new(), |mut all, line| {
+            all.push_str(line);
+            all.push('\n');
+            all
+        });
+    let (mut found, mut current, mut escaped) = (Vec::new(), None::<String>, false);
+    let mut before = ' ';
+    for c in code.chars() {
+        match (&mut current, c) {
+            (Some(literal), c) if escaped => {
+                literal.push(c);
+                escaped = false;
+            }
+            (Some(_), '\\') => escaped = true,
+            (Some(_), '"') => found.extend(current.take()),
+            (Some(literal), c) => literal.push(c),
+            // Not the quote as a character.
+            (None, '"') if before != '\'' => current = Some(String::new()),
+            (None, _) => {}
+        }
+        before = c;
+    }
+    found
+}
+
+/// Words of a text that begin with two dashes.
+fn flags(text: &str) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    for (at, _) in text.match_indices("--") {
+        let before = text[..at].chars().next_back();
+        if before.is_some_and(|c| c.is_alphanumeric() || "-{}".contains(c)) {
+            continue;
+        }
+        let name: String = text[at + 2..]
+            .chars()
+            .take_while(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || "-_".contains(*c))
+            .collect();
+        let name = name.trim_end_matches('-');
+        if name.starts_with(|c: char| c.is_ascii_lowercase()) {
+            found.insert(format!("--{name}"));
+        }
+    }
+    found
+}
+
+/// Words after `ltx2 ` in quotes of code, or at the start of a text.
+fn commands(text: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    for (at, _) in text.match_indices("ltx2 ") {
+        let before = text[..at].chars().next_back();
+        let name: String = text[at + 5..].chars().take_while(|c| c.is_ascii_lowercase() || *c == '-').collect();
+        if (at == 0 || before.is_some_and(|c| "`\n ".contains(c))) && !name.is_empty() {
+            found.push(name);
+        }
+    }
+    found
+}
+
+fn flags_of(command: &clap::Command, found: &mut BTreeSet<String>) {
+    found.extend(command.get_arguments().filter_map(|arg| arg.get_long()).map(|long| format!("--{long}")));
+    command.get_subcommands().for_each(|below| flags_of(below, found));
+}
+
+/// Flags of a command and of the program.
+fn known(name: &str) -> BTreeSet<String> {
+    let mut cli = Cli::command();
+    cli.build();
+    let mut found = BTreeSet::from(["--help".to_string(), "--version".to_string()]);
+    let command = cli.find_subcommand(name).unwrap_or_else(|| panic!("no command {name}"));
+    flags_of(command, &mut found);
+    found.extend(cli.get_arguments().filter_map(|arg| arg.get_long()).map(|long| format!("--{long}")));
+    found
+}
+
+/// Commands whose users meet the texts of a file.
+fn reached_by(path: &Path) -> Vec<String> {
+    let text = path.to_str().expect("UTF-8");
+    let mut cli = Cli::command();
+    cli.build();
+    let all = || cli.get_subcommands().map(|command| command.get_name().to_string()).collect();
+    if let Some(file) = text.strip_prefix("src/cli/") {
+        let own = file.trim_end_matches(".rs");
+        let own = cli.get_subcommands().find(|c| own == c.get_name() || own.starts_with(&format!("{}_", c.get_name())));
+        return own.map_or_else(all, |command| vec![command.get_name().into()]);
+    }
+    let other = OF_OTHER_COMMANDS.iter().find(|(start, _)| text.starts_with(start));
+    other.map_or_else(|| vec!["generate".into()], |(_, names)| names.iter().map(|name| (*name).to_string()).collect())
+}
+
+#[needs(nothing)]
+fn flags_and_commands_that_texts_name_exist() {
+    let mut files = Vec::new();
+    sources(Path::new("src"), &mut files);
+    let mut cli = Cli::command();
+    cli.build();
+    let (mut faults, mut seen) = (Vec::new(), 0);
+    for path in &files {
+        let known: BTreeSet<String> = reached_by(path).iter().flat_map(|name| known(name)).collect();
+        for text in literals(path) {
+            for flag in flags(&text) {
+                seen += 1;
+                if !known.contains(&flag) && !FOREIGN.iter().any(|start| flag.starts_with(start)) {
+                    faults.push(format!("{}: {flag} in {text:?}", path.display()));
+                }
+            }
+            for name in commands(&text) {
+                if cli.find_subcommand(&name).is_none() {
+                    faults.push(format!("{}: ltx2 {name} in {text:?}", path.display()));
+                }
+            }
+        }
+    }
+    assert!(seen > 100, "{seen} flags seen");
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+/// Errors of a missing component name the flag that gives it from elsewhere.
+#[needs(nothing)]
+fn components_from_elsewhere_have_a_flag_on_commands_of_a_model() {
+    for name in ["generate", "bench", "profile", "warm", "compile", "why", "serve", "check", "run"] {
+        let known = known(name);
+        for key in [
+            "text_encoder",
+            "tokenizer",
+            "vae",
+            "audio_vae",
+            "vocoder",
+            "upsampler",
+            "temporal_upsampler",
+            "duration_head",
+        ] {
+            let flag = format!("--{}", key.replace('_', "-"));
+            assert!(known.contains(&flag), "{name} lacks {flag}");
+        }
+    }
+}
