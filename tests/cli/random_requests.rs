@@ -201,10 +201,16 @@ fn judge_files(request: &Request, run: &Ended, before: &BTreeMap<PathBuf, Option
     }
 }
 
-fn about(request: &Request) -> String {
-    let Request { seed, generation, layout, pipeline, damage, options, .. } = request;
+/// The request, what disagrees, and the command.
+fn report(outcome: &Outcome) -> String {
+    let Request { seed, generation, layout, pipeline, damage, options, .. } = &outcome.request;
     let damage = damage.as_ref().map_or("whole".into(), |(part, damage)| format!("{} {damage:?}", part.display()));
-    format!("seed {seed}: {generation:?} {layout:?} {}, {damage}, {options:?}", pipeline.name())
+    let end = if outcome.completed { "completed" } else { "refused" };
+    let faults = outcome.faults.iter().map(|(kind, details)| format!("  {kind}:\n    {details}\n"));
+    let pipeline = pipeline.name();
+    let request = format!("seed {seed}: {generation:?} {layout:?} {pipeline}, {damage}, {options:?}: {end}");
+    let command = outcome.request.command();
+    format!("{request}\n{}  LTX2_REQUEST_SEED={seed} replays it: {command}", faults.collect::<String>())
 }
 
 #[needs(cpu)]
@@ -224,13 +230,8 @@ fn check_the_dry_run_and_the_run_agree() {
         while let Some(seed) = seeds.get(next.fetch_add(1, Ordering::Relaxed)) {
             let folder = root.join(format!("seed_{seed}"));
             let outcome = try_request(*seed, &models, &inputs, &folder, replayed.is_some());
-            let end = if outcome.completed { "completed" } else { "refused" };
-            eprintln!("{}: {end}, {} faults", about(&outcome.request), outcome.faults.len());
-            for (kind, details) in &outcome.faults {
-                eprintln!("  FAULT {kind}\n    {details}");
-            }
             if replayed.is_some() || !outcome.faults.is_empty() {
-                eprintln!("  LTX2_REQUEST_SEED={seed} replays it: {}", outcome.request.command());
+                eprintln!("{}", report(&outcome));
             }
             outcomes.lock().expect("no panic").push(outcome);
         }

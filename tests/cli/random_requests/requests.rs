@@ -1,5 +1,5 @@
-//! Requests by seed: a model, a pipeline with its inputs, options of which some are illegal, and output files that exist
-//! already.
+//! Requests by seed: a model, a pipeline with its inputs, options of which some are illegal, and output files that
+//! exist already.
 
 use std::fs;
 use std::path::{Path, PathBuf};
