@@ -75,7 +75,6 @@ CHECK = [
     *FETCH,
     shell("fmt", "cargo fmt --all --check"),
     shell("links", "python3 scripts/tests/links.py"),
-    shell("words", "python3 scripts/tests/words.py"),
     shell("mutants fit", "python3 scripts/mutants/mutants.py --check"),
     shell("held-out cases", "python3 scripts/tune/held_out.py --check"),
     # A folder of its own: cargo would not build in one folder twice at a time.

@@ -156,9 +156,15 @@ fn whole_requests_on_uneven_contexts() {
             generate(&mut runner, &request, &dumping(None))
         };
         let whole = run("replicated", "data=1", 1);
-        for (layout, context) in
-            [("sequence", 3), ("ulysses", 5), ("ring", 6), ("ulysses", 7), ("hybrid", 6), ("fsdp-ulysses", 3), ("tensor", 3)]
-        {
+        for (layout, context) in [
+            ("sequence", 3),
+            ("ulysses", 5),
+            ("ring", 6),
+            ("ulysses", 7),
+            ("hybrid", 6),
+            ("fsdp-ulysses", 3),
+            ("tensor", 3),
+        ] {
             let got = run(layout, &format!("context={context}"), 8);
             for name in ["prompt_embeds", "latents.video", "latents.audio", "video", "audio"] {
                 let distance = relative_l2(dumped(&got, name), dumped(&whole, name));

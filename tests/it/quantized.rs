@@ -168,7 +168,12 @@ fn layouts_agree(single: &Build, limit: f64) {
         let layout = Layout::new(mesh, rules, vec![], vec![], ContextParallelPolicy::default()).expect("valid");
         let parts = run(&two, &case, &model, model.clone().into(), &Build { layout, ..single.clone() });
         let apart = distances(&parts, &whole);
-        eprintln!("{:?} {mesh_axis}: {apart:?} apart, {:.4?} and {:.4?} from f32", single.quantization, far(&parts), far(&whole));
+        eprintln!(
+            "{:?} {mesh_axis}: {apart:?} apart, {:.4?} and {:.4?} from f32",
+            single.quantization,
+            far(&parts),
+            far(&whole)
+        );
         assert!(apart.iter().all(|d| *d < limit), "{mesh_axis}: {apart:?}");
         // Neither is nearer to the numbers without rounding.
         for (parts, whole) in far(&parts).into_iter().zip(far(&whole)) {

@@ -127,7 +127,10 @@ fn with_registers(p: &Params, registers: usize, text: &Value, mask: &Value, toke
     let axes = [Axis::Replicated, Axis::Embed];
     let learned = p.get("learnable_registers", &[registers, width], &axes, Init::normal(0.5));
     if !tokens.is_multiple_of(registers) {
-        b.reject("registers", format!("{tokens} text tokens are not a multiple of the connectors' {registers} registers"));
+        b.reject(
+            "registers",
+            format!("{tokens} text tokens are not a multiple of the connectors' {registers} registers"),
+        );
         return text.clone();
     }
     let square = Type::new(DType::I32, vec![t, t]);

@@ -91,8 +91,8 @@ fn what_is_not_computed_is_refused_by_key() {
         (json!({"layer_types": ["full_attention"]}), "layer_types = 1 is not supported, only one entry for each"),
         (
             json!({"per_layer_config": {"03": {"head_dim": 8}}}),
-            "per_layer_config.3 = LayerOverride { head_dim: Some(8), num_key_value_heads: None } is not supported, only \
-             the same for every full layer",
+            "per_layer_config.3 = {\"head_dim\":8,\"num_key_value_heads\":null} is not supported, only the same for every \
+             full layer",
         ),
         (
             json!({"per_layer_config": {"05": {"head_dim": 8}, "11": {"head_dim": 16}}, "num_hidden_layers": 12}),
