@@ -75,7 +75,7 @@ fn what_is_not_computed_is_refused_by_key() {
         (json!({"layer_types": ["chunked_attention"]}), "layer_types[0]: unknown variant `chunked_attention`"),
         (json!({"sliding_window_pattern": 0}), "sliding_window_pattern = 0 is not supported, only a positive number"),
         (json!({"rope_scaling": {"rope_type": "yarn", "factor": 8.0}}), "rope_type = \"yarn\" is not supported"),
-        (json!({"rope_scaling": {"rope_type": "linear"}}), "factor = None is not supported, only a positive number"),
+        (json!({"rope_scaling": {"rope_type": "linear"}}), "factor = null is not supported, only a positive number"),
         (json!({"hidden_size": "wide"}), "hidden_size: invalid type"),
     ];
     assert_refused("text_encoder", Gemma3Config::from_json, cases);

@@ -102,7 +102,7 @@ fn what_is_not_computed_is_refused_by_key() {
         (json!({"per_layer_config": {"05": {"sliding_window": 8}}}), "unknown field `sliding_window`"),
         (json!({"rope_parameters": {"sliding_attention": {}}}), "rope_parameters: missing field `full_attention`"),
         (rope(json!({"rope_type": "yarn", "rope_theta": 1e4})), "rope_type = \"yarn\" is not supported"),
-        (rope(json!({"rope_type": "default"})), "rope_theta = None is not supported, only a positive number"),
+        (rope(json!({"rope_type": "default"})), "rope_theta = null is not supported, only a positive number"),
         (
             rope(json!({"rope_type": "proportional", "rope_theta": 1e4, "partial_rotary_factor": 1.5})),
             "partial_rotary_factor = 1.5 is not supported, only a number of 0 to 1",
