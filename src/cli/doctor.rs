@@ -67,7 +67,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         return print(&serde_json::to_string(&examine(kind))?);
     }
     let supported = PLATFORMS.into_iter().map(probe);
-    let platforms = supported.chain(discover::find_unsupported().iter().map(unsupported)).collect();
+    let platforms =
+        supported.chain(discover::find_unsupported().iter().map(|(name, file)| unsupported(name, file))).collect();
     let report = DoctorReport { version: env!("CARGO_PKG_VERSION"), platforms, ffmpeg: in_path("ffmpeg") };
     match args.json {
         true => print(&format!("{}\n", serde_json::to_string_pretty(&report)?))?,
@@ -109,10 +110,10 @@ fn failed(kind: Platform, why: String) -> PlatformReport {
 }
 
 /// The report of a plugin for hardware that this program does not support.
-fn unsupported((name, file): &(&'static str, PluginFile)) -> PlatformReport {
+fn unsupported(name: &str, file: &PluginFile) -> PlatformReport {
     let why = format!("{name} is not supported: use cpu, cuda or tpu");
     let plugin = Some(file.into());
-    PlatformReport { platform: (*name).into(), plugin, missing: vec![why], ..PlatformReport::default() }
+    PlatformReport { platform: name.into(), plugin, missing: vec![why], ..PlatformReport::default() }
 }
 
 fn examine(kind: Platform) -> PlatformReport {

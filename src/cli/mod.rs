@@ -29,6 +29,7 @@ mod experiment;
 mod generate;
 mod init;
 pub mod log;
+mod model_args;
 mod plan;
 mod plugin;
 mod profile;

@@ -273,19 +273,16 @@ fn check_sampler(config: &Config) -> Result<(), Fault> {
         (key, value, "this sampler takes no such setting; remove it, or choose another sampler.kind".to_string())
     })?;
     let listed = |sigmas: &[f64]| sigmas.strip_suffix(&[0.0]).unwrap_or(sigmas).len();
-    let own = match &config.sampler.sigmas {
-        Some(sigmas) => ("sampler.sigmas", listed(sigmas), &first),
-        None => ("sampler.steps", config.sampler.steps, &first),
-    };
+    let own = config.sampler.sigmas.as_deref().map(|sigmas| ("sampler.sigmas", listed(sigmas), &first));
+    let own = own.unwrap_or(("sampler.steps", config.sampler.steps, &first));
     let two_stages = config.pipeline.has_two_stages();
     let refine = two_stages.then(|| ("two_stage.sigmas", listed(&config.two_stage.sigmas), &second));
-    for (key, steps, sampler) in [Some(own), refine].into_iter().flatten() {
+    for (key, steps, sampler) in [own].into_iter().chain(refine) {
         let fits = |steps: &usize| sampler.evaluations(*steps) <= MAX_STEPS;
         if !fits(&steps) {
             let most = (1..steps).rev().find(fits).unwrap_or(1);
             let why = format!("{} evaluations of the transformer: at most {most} steps", sampler.evaluations(steps));
-            let value = if key == "sampler.steps" { steps.to_string() } else { format!("{steps} steps") };
-            return fail(key, value, why);
+            return fail(key, steps.to_string(), why);
         }
     }
     Ok(())

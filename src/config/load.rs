@@ -150,10 +150,14 @@ pub(super) fn combine(
     let presets = preset_layers(preset)?;
     let not_written = presets.len() + if known.is_some() { layers.len().saturating_sub(1) } else { 0 };
     let (mut merged, mut has_sigmas) = (defaults()?, false);
-    let mut below = merged.clone();
+    let (mut below, mut without_top) = (merged.clone(), merged.clone());
+    let count = presets.len() + layers.len();
     for (at, layer) in presets.into_iter().chain(layers.iter().cloned()).enumerate() {
         if at == not_written {
             below = merged.clone();
+        }
+        if at + 1 == count {
+            without_top = merged.clone();
         }
         has_sigmas = merged.leaf("sampler.sigmas").is_some();
         lay(&mut merged, layer)?;
@@ -168,7 +172,7 @@ pub(super) fn combine(
         merged.set("request.negative_prompt_file", Value::Null, &origin);
     }
     let written = check::typed(&merged)?;
-    sidecar::prune(&mut merged, &below, &written, version);
+    sidecar::prune(&mut merged, &below, [&check::typed(&without_top)?, &written], version);
     source::take(&mut merged, length.is_some())?;
     references::take(&mut merged, sidecar::frames(&layers))?;
     let config = check::typed(&merged)?;

@@ -89,9 +89,10 @@ pub(super) fn frames(layers: &[Tree]) -> Option<usize> {
     found.0.as_u64().and_then(|frames| usize::try_from(frames).ok())
 }
 
-/// Puts what holds without the sidecar in the place of its values that have no effect, where something overrides the sidecar:
-/// the span of a retake under another pipeline, a setting of another sampler.
-pub(super) fn prune(merged: &mut Tree, below: &Tree, config: &Config, version: Version) {
+/// Replaces values of the sidecar that have an effect in its own run, but none under the flags over it, by what holds
+/// without the sidecar: the span of a retake under another pipeline, a setting of another sampler. `configs` are the
+/// configuration without and with the flags.
+pub(super) fn prune(merged: &mut Tree, below: &Tree, configs: [&Config; 2], version: Version) {
     let has = |is: &dyn Fn(&str, &ValueOrigin) -> bool| {
         let mut leaves = Vec::new();
         merged.leaves(String::new(), &mut leaves);
@@ -102,7 +103,7 @@ pub(super) fn prune(merged: &mut Tree, below: &Tree, config: &Config, version: V
     if !is_overridden || !has(&|_, origin| matches!(origin, ValueOrigin::Sidecar { .. })) {
         return;
     }
-    let facts = Facts { config, version };
+    let [own, facts] = configs.map(|config| Facts { config, version });
     for rule in RULES {
         for key in rule.keys {
             let all = {
@@ -112,7 +113,7 @@ pub(super) fn prune(merged: &mut Tree, below: &Tree, config: &Config, version: V
             };
             let base = below.get(key).cloned().unwrap_or(Tree::Leaf(Value::Null, ValueOrigin::Default));
             let value = merged.get(key).map(Tree::to_value);
-            if !all || value == Some(base.to_value()) {
+            if !all || value == Some(base.to_value()) || (rule.reason)(&own, key).is_some() {
                 continue;
             }
             if let Some(why) = (rule.reason)(&facts, key) {

@@ -10,6 +10,8 @@ use crate::media::ImageH264;
 use crate::sampling::SamplerKind;
 use crate::weights::MergeOrder;
 
+mod sidecars;
+
 struct Folder(tempfile::TempDir);
 
 impl Folder {
@@ -265,86 +267,6 @@ fn one_of_two_keys_replaces_the_other() {
         files.error("lengths.yml"),
         "lengths.yml:2: 'sampler.steps' and 'sampler.sigmas' exclude each other; keep one"
     );
-}
-
-#[test]
-fn a_sidecar_repeats_its_run() {
-    let places = ["output.path=first.mp4", "output.save_frames=frames", "output.save_audio=first.wav"];
-    let mut given = set(&[&["model.path=models/none", "request.num_videos=3"], &places[..]].concat());
-    given.flag("prompt", "request.prompt", Some("a: b # c"));
-    let first = load(&given).unwrap().config;
-    let sidecar = json!({"versions": {"ltx2": "0.1.0"}, "config": first.effective("a: b # c", 12), "seed": 12});
-    let files = Folder::new(&[("out.json", &serde_json::to_string_pretty(&sidecar).unwrap())]);
-    let again = load(&files.given("out.json")).unwrap().config;
-    let mut expected = first;
-    expected.request.seed = 12;
-    expected.request.num_videos = 1;
-    // Its files are not those of the first run.
-    (expected.output.path, expected.output.save_frames, expected.output.save_audio) = (None, None, None);
-    assert_eq!(again, expected);
-}
-
-/// Flags override what a sidecar holds, and what follows from it there.
-#[test]
-fn flags_override_a_sidecar() {
-    let folder = tempfile::tempdir().unwrap();
-    let frames = crate::media::Frames::new(ndarray::Array4::zeros((25, 64, 96, 3))).unwrap();
-    crate::media::write_png_frames(folder.path(), &frames).unwrap();
-    let video = format!("request.video={}", folder.path().display());
-    let more = crate::media::Frames::new(ndarray::Array4::zeros((33, 64, 64, 3))).unwrap();
-    let other = tempfile::tempdir().unwrap();
-    crate::media::write_png_frames(other.path(), &more).unwrap();
-    let sidecar = |pairs: &[&str]| {
-        let first = load(&set(pairs)).unwrap().config;
-        let sidecar = json!({"config": first.effective("a", 12), "seed": 12});
-        Folder::new(&[("out.json", &serde_json::to_string(&sidecar).unwrap())])
-    };
-    let again = |files: &Folder, pairs: &[&str]| {
-        let given = CliOverrides { set: set(pairs).set, ..files.given("out.json") };
-        let loaded = load(&given).unwrap_or_else(|error| panic!("{pairs:?}: {error}"));
-        loaded.check_effect().unwrap_or_else(|error| panic!("{pairs:?}: {error}"));
-        loaded.config
-    };
-    let extended = sidecar(&["pipeline=extend", &video, "request.extend={seconds: 1, overlap: 9}"]);
-    assert_eq!(again(&extended, &[]).request.num_frames.count(), Some(33));
-    let longer = again(&extended, &["request.extend.seconds=2"]);
-    assert_eq!((longer.request.num_frames.count(), longer.request.extend.unwrap().overlap), (Some(57), 9));
-    // Another video brings its own size.
-    let retaken = sidecar(&["pipeline=retake", &video, "request.retake={from: 0.5, to: 0.7}"]);
-    let other = format!("request.video={}", other.path().display());
-    let request = again(&retaken, &[&other, "request.retake.to=0.9"]).request;
-    assert_eq!((request.width, request.num_frames.count()), (64, Some(33)));
-    assert_eq!(request.retake.map(|span| (span.from, span.to)), Some((0.5, Some(0.9))));
-    // The span of a retake is no other pipeline's.
-    let extend = again(&retaken, &["pipeline=extend", "request.extend={seconds: 1, overlap: 9}"]);
-    assert_eq!((extend.request.retake, extend.request.num_frames.count()), (None, Some(33)));
-    // A number that was predicted, samplers with settings, chains.
-    let drawn = sidecar(&["sampler.kind=euler_ancestral", "sampler.eta=0.5", "request.chain={clip: 33, overlap: 9}"]);
-    assert_eq!(again(&drawn, &["request.num_frames=auto", "request.chain=null"]).request.num_frames.count(), None);
-    let euler = again(&drawn, &["sampler.kind=euler", "request.chain.clip=65"]);
-    assert_eq!((euler.sampler.eta, euler.request.chain.unwrap().clip), (None, 65));
-}
-
-#[test]
-fn a_sidecar_says_whether_the_run_names_another_model() {
-    let first = load(&set(&["model.path=models/none"])).unwrap().config;
-    let sidecar =
-        json!({"config": first.effective("a", 1), "inputs": {"a.png": "01"}, "model": {"path": "models/none"}});
-    let files = Folder::new(&[
-        ("out.json", &sidecar.to_string()),
-        ("plain.yml", "model: {path: models/none}\n"),
-        ("other.yml", "extends: out.json\nmodel: {vae: models/other}\n"),
-    ]);
-    let names_other = |given: &CliOverrides| load(given).unwrap().sidecar().map(|own| own.names_other_model);
-    assert_eq!(names_other(&files.given("plain.yml")), None);
-    assert_eq!(names_other(&files.given("out.json")), Some(false));
-    assert_eq!(names_other(&files.given("other.yml")), Some(true));
-    let mut flags = files.given("out.json");
-    flags.flag("width", "request.width", Some(512));
-    assert_eq!(names_other(&flags), Some(false));
-    flags.flag("model", "model.path", Some("models/none"));
-    assert_eq!(names_other(&flags), Some(true));
-    assert_eq!(load(&flags).unwrap().sidecar().unwrap().inputs, json!({"a.png": "01"}));
 }
 
 #[test]

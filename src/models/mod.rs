@@ -143,8 +143,7 @@ pub(crate) fn unsupported(
     value: impl serde::Serialize,
     supported: &'static str,
 ) -> ConfigError {
-    // Numbers, text and lists always have a JSON form.
-    let value = serde_json::to_string(&value).unwrap_or_else(|_| "its value".into());
+    let value = serde_json::to_string(&value).expect("numbers, text and lists have a JSON form");
     ConfigError::Unsupported { component, key: key.into(), value, supported }
 }
 

@@ -76,11 +76,11 @@ impl Attention<'_> {
 
     /// The same where all of it is one device's: a manual region is no place for another.
     pub(crate) fn here(&self, p: &Params) -> Value {
-        self.local(p, [self.q, self.k, self.v], self.bias).here()
+        self.local(p, self.q, self.k, self.v, self.bias).here()
     }
 
     /// Operands on one device.
-    fn local<'a>(&self, p: &Params, [q, k, v]: [&'a Value; 3], bias: Option<&'a Value>) -> Local<'a> {
+    fn local<'a>(&self, p: &Params, q: &'a Value, k: &'a Value, v: &'a Value, bias: Option<&'a Value>) -> Local<'a> {
         let (kernel, by_row) = (p.lowering().attention, p.lowering().batch_invariant);
         Local { q, k, v, bias, scale: self.scale, kernel, by_row }
     }
@@ -136,7 +136,7 @@ impl Attention<'_> {
             operands.push((bias, place(bias, &[rows, Axis::Replicated, queries, keys])));
         }
         let results = b.manual(&operands, &[q_at], |x| {
-            let local = self.local(p, [&x[0], &x[1], &x[2]], x.get(4));
+            let local = self.local(p, &x[0], &x[1], &x[2], x.get(4));
             vec![match communication {
                 Communication::Local => local.here(),
                 Communication::SplitKv => {

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use super::error::Result;
 use crate::config::Config;
 use crate::media;
-use crate::weights::fingerprint;
+use crate::weights::lora::lora_fingerprint;
 
 /// Hashes of every input file of a configuration, by path: SHA-256 of images, sounds and videos (of a folder, of its files
 /// in turn), and the fingerprint of each LoRA, which covers blocks of its tensors.
@@ -17,7 +17,7 @@ use crate::weights::fingerprint;
 pub(super) fn of_given(config: &Config) -> Result<Map<String, Value>> {
     let hash = |path: &str| Ok((path.to_string(), json!(media::sha256_of(Path::new(path))?)));
     let loras = config.model.loras.iter().map(|lora| &lora.path);
-    let fingerprint = |path: &String| Ok((path.clone(), json!(fingerprint::of_lora(path)?)));
+    let fingerprint = |path: &String| Ok((path.clone(), json!(lora_fingerprint(path)?)));
     config.request.files().map(hash).chain(loras.map(fingerprint)).collect()
 }
 

@@ -15,6 +15,7 @@ mod component_inputs;
 pub(crate) mod condition_encoder;
 pub(crate) mod conditions;
 pub mod configs;
+mod decoding;
 pub mod denoise_loop;
 mod denoising;
 mod dfr;

@@ -2,16 +2,15 @@
 
 use std::iter::empty;
 use std::ops::ControlFlow;
-use std::panic::resume_unwind;
 use std::path::Path;
-use std::thread::JoinHandle;
 
-use ndarray::{Array2, Array3, Array4, Array5, ArrayD, Axis as Dim, Ix3, Ix5, Slice};
+use ndarray::{Array2, Array3, Array5, Axis as Dim};
 
 use super::assembly::assemble;
-use super::batch::{Batch, DrawOrder, Dump, split, videos_at_once};
+use super::batch::{Batch, DrawOrder, Dump};
 use super::clip_ends::ClipEnds;
 use super::clock::{Clock, PhaseTime};
+use super::decoding::DecoderNoise;
 use super::denoise_loop::CallNoise;
 use super::denoising::{Before, Denoised, FIRST, SECOND};
 use super::error::{PipelineError, Result};
@@ -19,24 +18,17 @@ use super::kept::{self, Named};
 use super::options::RunOptions;
 use super::packing::unpack;
 use super::phase::{Phase, Watch};
-use super::pieces::{Decoded, Pieces};
 use super::program_table::ProgramKind;
 use super::prompts::tokens;
 use super::run::Run;
 use super::runner::Runner;
 use super::tensors::fixed;
-use super::tiles;
 use crate::av::Av;
-use crate::failpoint;
 use crate::media::{self, Audio, Frames, Mp4Options, VideoStream};
-use crate::models::pixels::Pixels;
 use crate::models::upsampler::{self, Upsampling};
-use crate::request::{Assembly, RefinePass, Request, Shapes, Tiling, keyframe_step, upsampling_steps};
+use crate::request::{Assembly, RefinePass, Request, Shapes, keyframe_step, upsampling_steps};
 use crate::runtime::Outputs;
 use crate::tensor::Tensor;
-
-/// The decoder's noise, drawn by a thread.
-type DecoderNoise = JoinHandle<Result<ArrayD<f32>>>;
 
 /// A finished video: [`write_mp4`](Generated::write_mp4) writes it, `frames.data()` has its bytes, `frames.sha256()` their
 /// hash, [`sound`](Generated::sound) the samples as [`media`] writes them.
@@ -241,7 +233,7 @@ impl Run<'_> {
 
         let latents = kept::latents(&video, &audio, self.batch.asked());
         let mut videos = Vec::new();
-        let decoded = self.decode_streams((video, audio), shapes, decoder_noise, &mut videos);
+        let decoded = self.decode_streams(video, audio, shapes, decoder_noise, &mut videos);
         let (audios, sample_rate) = decoded.map_err(|error| {
             let frames: Vec<Frames> = videos.drain(..).map(|video| video.frames).collect();
             kept::keep_latents(self.runner.explain(error), &self.options.outputs, &latents, &frames)
@@ -276,34 +268,6 @@ impl Run<'_> {
         Ok(whole.collect())
     }
 
-    /// Decodes latents: frames into `videos`, which has them even if the sound fails. Returns the sounds and their rate.
-    fn decode_streams(
-        &mut self,
-        (video, audio): (Array5<f32>, Array4<f32>),
-        shapes: &Shapes,
-        decoder_noise: Option<DecoderNoise>,
-        videos: &mut Vec<Decoded>,
-    ) -> Result<(Vec<Array3<f32>>, usize)> {
-        let request = self.batch.shared();
-        let fail = |stream| failpoint::fail("decode", stream).map_err(|e| PipelineError::Input(e.to_string()));
-        *videos = match request.decodes_video() {
-            false => (0..self.batch.asked()).map(|_| Decoded::from(Frames::none())).collect(),
-            true => {
-                self.begins(Phase::VideoDecoder)?;
-                fail("video")?;
-                let video = self.runner.model.decoded_latents(video)?;
-                self.decode_video(video, shapes, request, decoder_noise)?
-            }
-        };
-        self.ends(Phase::VideoDecoder);
-        self.begins(Phase::AudioDecoder)?;
-        fail("audio")?;
-        let (audios, sample_rate) = self.sounds(audio, request)?;
-        self.dump.keep_each("audio", &audios);
-        self.ends(Phase::AudioDecoder);
-        Ok((audios, sample_rate))
-    }
-
     /// Draws what the first pass drew, its steps included, so that noise continues after it.
     fn skip_noise(&mut self, first: &Request, shapes: &Shapes) -> Result<()> {
         let (order, sizes) = (DrawOrder::of(first, false, self.runner.build.dtype), &self.runner.model.sizes);
@@ -317,7 +281,7 @@ impl Run<'_> {
     }
 
     /// Tells of a phase without steps; it is not begun where the answer is to stop.
-    fn begins(&mut self, phase: Phase) -> Result<()> {
+    pub(super) fn begins(&mut self, phase: Phase) -> Result<()> {
         let (first, _) = self.batch.shared().passes();
         match (self.watch)(phase, 0, 1) {
             ControlFlow::Continue(()) => Ok(()),
@@ -392,149 +356,4 @@ impl Run<'_> {
         model.statistics.video.normalize(&mut latents, 1)?;
         Ok(model.sizes.video_grid.pack(latents.view())?)
     }
-
-    /// Latents to the frames of each video asked for. Bytes leave the device, but where the values themselves are
-    /// dumped.
-    fn decode_video(
-        &mut self,
-        latents: Array5<f32>,
-        shapes: &Shapes,
-        request: &Request,
-        noise: Option<DecoderNoise>,
-    ) -> Result<Vec<Decoded>> {
-        let asked = self.batch.asked();
-        let whole = |frames: Vec<Frames>| Ok(frames.into_iter().map(Decoded::from).collect());
-        if let Some(tiling) = &request.tiling {
-            if self.dump.is_wanted() {
-                let mut pieces = Vec::new();
-                self.decode_tiles(latents, tiling, |piece| {
-                    pieces.push(piece);
-                    Ok(())
-                })?;
-                return whole(self.frames_of(tiles::joined(&pieces))?);
-            }
-            // What is joined to other frames is encoded with them.
-            let encode = self.options.encode.as_ref().filter(|_| request.assembly == Assembly::None);
-            let mut pieces = Pieces::new(request.output_rate(), encode);
-            self.decode_tiles(latents, tiling, |piece| {
-                pieces.add(frames(&shown(piece, asked)?)?);
-                Ok(())
-            })?;
-            return pieces.finish();
-        }
-        let pixels = if self.dump.is_wanted() { Pixels::Values } else { Pixels::Bytes };
-        let call = match self.runner.model.diffusion {
-            Some(_) => {
-                let noise = self.decoder_noise(shapes, noise)?;
-                self.runner.diffusion_decoder(latents, noise, pixels)?
-            }
-            None => self.runner.video_decoder(latents, pixels)?,
-        };
-        let decoded = call.run(&self.runner.executor)?;
-        self.clock.wait(&decoded)?;
-        let bytes = match decoded.tensor("video")? {
-            Tensor::U8(bytes) => bytes,
-            values => return whole(self.frames_of(fixed(values.into_f32())?)?),
-        };
-        finite(decoded.tensor("finite")?.to_i64().iter().all(|v| *v == 1), "frames")?;
-        let videos = split(fixed::<_, Ix5>(bytes)?, asked).into_iter();
-        let videos: Result<_> = videos.map(|one| Ok(Frames::new(one.index_axis_move(Dim(0), 0))?)).collect();
-        whole(videos?)
-    }
-
-    /// Latents to a video of -1..1 in pieces of frames, tile by tile.
-    fn decode_tiles(
-        &mut self,
-        latents: Array5<f32>,
-        tiling: &Tiling,
-        each: impl FnMut(Array5<f32>) -> Result<()>,
-    ) -> Result<()> {
-        match self.runner.model.diffusion {
-            Some(_) => self.decode_diffusion_tiles(latents, tiling, each),
-            None => tiles::decode(self.runner, &latents, tiling, &mut self.clock, each),
-        }
-    }
-
-    /// Starts to draw the decoder's noise while the last pass runs. `None`: it is drawn after the pass, because the video is decoded
-    /// in tiles, rounds follow, or the pass' steps draw from the same generator.
-    fn begin_decoder_noise(&mut self, shapes: &Shapes, request: &Request, last: &Request) -> Option<DecoderNoise> {
-        let c = self.runner.model.configs.diffusion_decoder().ok()?;
-        let is_whole = self.runner.model.diffusion.is_some() && request.tiling.is_none() && request.dfr.is_none();
-        let is_next = is_whole && !last.sampler.continues_request();
-        is_next.then(|| self.noise.begin_decoder(&c, &shapes.video, self.runner.build.dtype)).flatten()
-    }
-
-    /// The noise that the videos are decoded from.
-    fn decoder_noise(&mut self, shapes: &Shapes, begun: Option<DecoderNoise>) -> Result<Tensor> {
-        let noise = match begun {
-            Some(thread) => thread.join().unwrap_or_else(|panic| resume_unwind(panic))?,
-            None => {
-                let (c, dtype) = (self.runner.model.configs.diffusion_decoder()?, self.runner.build.dtype);
-                self.noise.draw_decoder(&mut self.runner.executor, &c, &shapes.video, dtype)?
-            }
-        };
-        self.dump.keep_row("noise.decoder", &noise, 1, 0);
-        Ok(noise.into())
-    }
-
-    /// Frames of a video `[b, 3, frames, height, width]` of -1..1, whose values are kept where they are dumped.
-    fn frames_of(&mut self, video: Array5<f32>) -> Result<Vec<Frames>> {
-        let videos = shown(video, self.batch.asked())?;
-        self.dump.keep_each("video", &videos);
-        frames(&videos)
-    }
-
-    /// The sound of each video, `[1, channels, samples]`, and its rate: the one that is given, or what latents decode to.
-    fn sounds(&mut self, latents: Array4<f32>, request: &Request) -> Result<(Vec<Array3<f32>>, usize)> {
-        let asked = self.batch.asked();
-        Ok(match &self.sound {
-            Some(given) => (vec![given.samples(); asked], given.rate()),
-            None => (split(self.decode_audio(latents, request)?, asked), self.runner.model.sample_rate),
-        })
-    }
-
-    /// Latents to samples `[b, channels, samples]`. No more videos at once than the layout makes: with others beside it, a sound has
-    /// other bits on CPU.
-    fn decode_audio(&mut self, latents: Array4<f32>, request: &Request) -> Result<Array3<f32>> {
-        let at_once = videos_at_once(&self.runner.build.layout);
-        if latents.dim().0 <= at_once {
-            return self.decode_audio_at_once(latents, request);
-        }
-        let parts = latents.axis_chunks_iter(Dim(0), at_once);
-        let sounds: Vec<_> =
-            parts.map(|part| self.decode_audio_at_once(part.to_owned(), request)).collect::<Result<_>>()?;
-        let views: Vec<_> = sounds.iter().map(|sound| sound.view()).collect();
-        ndarray::concatenate(Dim(0), &views).map_err(|e| PipelineError::Bug(e.to_string()))
-    }
-
-    /// The same of one program's videos; sounds of a canvas are cut to the video's length.
-    fn decode_audio_at_once(&mut self, latents: Array4<f32>, request: &Request) -> Result<Array3<f32>> {
-        let decoded = self.runner.audio_decoder(latents)?.run(&self.runner.executor)?;
-        let sounds = self.runner.vocoder(&decoded)?.run(&self.runner.executor)?;
-        self.clock.wait(&sounds)?;
-        let samples = sounds.tensor("audio")?.into_f32();
-        finite(samples.iter().all(|v| v.is_finite()), "samples")?;
-        let mut samples = fixed::<_, Ix3>(samples)?;
-        if request.dfr.is_some() {
-            let seconds = request.output_frames() as f64 / request.output_rate();
-            let count = (seconds * self.runner.model.sample_rate as f64).round_ties_even() as usize;
-            samples = samples.slice_axis(Dim(2), Slice::from(..count.min(samples.dim().2))).to_owned();
-        }
-        Ok(samples)
-    }
-}
-
-/// Each of the first `asked` videos of `[b, 3, frames, height, width]`, -1..1, as `[1, frames, 3, height, width]`, 0..1.
-fn shown(video: Array5<f32>, asked: usize) -> Result<Vec<Array5<f32>>> {
-    finite(video.iter().all(|v| v.is_finite()), "frames")?;
-    let shown = video.permuted_axes([0, 2, 1, 3, 4]).mapv(|v| (v * 0.5 + 0.5).clamp(0.0, 1.0));
-    Ok(split(shown.as_standard_layout().into_owned(), asked))
-}
-
-fn frames(videos: &[Array5<f32>]) -> Result<Vec<Frames>> {
-    videos.iter().map(|one| Ok(Frames::from_video(one.index_axis(Dim(0), 0))?)).collect()
-}
-
-fn finite(all: bool, what: &str) -> Result<()> {
-    if all { Ok(()) } else { Err(PipelineError::NotFinite(format!("the decoded {what}"))) }
 }

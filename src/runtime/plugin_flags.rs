@@ -2,6 +2,7 @@
 
 use super::sealed::sha256;
 use crate::analysis::Chip;
+use crate::hlo::{Builder, DType, Type};
 use crate::pjrt::discover::{Kind, Platform};
 use crate::pjrt::{Attributes, Client, ClientOptions, CompileOptions, Error, Plugin, Topology, Value};
 
@@ -55,9 +56,10 @@ pub(super) fn parse(plugin: &Plugin) {
 }
 
 fn compile(plugin: &Plugin, topology: &str, options: &Attributes) -> Result<(), Error> {
-    const PROGRAM: &str =
-        "module @f { func.func @main(%x: tensor<2xf32>) -> tensor<2xf32> { return %x : tensor<2xf32> } }";
-    Topology::new(plugin, topology, options)?.compile(PROGRAM, &CompileOptions::single()).map(drop)
+    let builder = Builder::new("flags");
+    let x = builder.argument("x", Type::new(DType::F32, vec![2]));
+    let program = builder.finish(&[("x", &x)]).expect("a program of one argument is valid");
+    Topology::new(plugin, topology, options)?.compile(&program.text, &CompileOptions::single()).map(drop)
 }
 
 /// The plugin's words about its flags, with their variable, from what a process printed before it ended; `None`: it ended for another

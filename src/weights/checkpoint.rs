@@ -1,6 +1,6 @@
 //! Safetensors files: a dictionary from tensor names to bytes that stay on disk until read.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
@@ -16,10 +16,12 @@ use super::error::WeightsError;
 use crate::hlo::DType;
 use crate::tensor::Tensor;
 
+mod find;
 mod rows;
 mod stored;
 mod torchao;
 
+use find::{FLASHPACK, find_weights, is_flashpack};
 use rows::Integers;
 
 /// The format's own limit on the header, which keeps a damaged length from asking for the whole memory.
@@ -452,56 +454,6 @@ fn known(dtype: Dtype) -> Option<DType> {
         Dtype::F64 => DType::F64,
         _ => return None,
     })
-}
-
-/// What to do about weights in FlashPack's format.
-const FLASHPACK: &str = "FlashPack weights, which this program does not read; get the model's safetensors files, or load it with \
-                         the tool that packed it and save it as safetensors";
-
-fn is_flashpack(name: &Path) -> bool {
-    name.extension().is_some_and(|extension| extension == "flashpack")
-}
-
-/// Picks a folder's index or weight file.
-fn find_weights(folder: &Path) -> Result<PathBuf, WeightsError> {
-    let mut names = BTreeSet::new();
-    for entry in fs::read_dir(folder).map_err(WeightsError::io(folder, "cannot list"))? {
-        let entry = entry.map_err(WeightsError::io(folder, "cannot list"))?;
-        names.insert(entry.file_name().to_string_lossy().into_owned());
-    }
-    for variant in ["", ".bf16", ".fp16"] {
-        for stem in ["diffusion_pytorch_model", "model"] {
-            // diffusers puts the variant last in an index' name, older versions before `safetensors`.
-            let candidates = [
-                format!("{stem}.safetensors.index{variant}.json"),
-                format!("{stem}{variant}.safetensors.index.json"),
-                format!("{stem}{variant}.safetensors"),
-            ];
-            if let Some(name) = candidates.into_iter().find(|c| names.contains(c)) {
-                return Ok(folder.join(name));
-            }
-        }
-    }
-    let only = |matches: Vec<&String>| match matches[..] {
-        [name] => Some(folder.join(name)),
-        _ => None,
-    };
-    let indices = names.iter().filter(|n| n.ends_with(".safetensors.index.json")).collect();
-    let files: Vec<_> = names.iter().filter(|n| n.ends_with(".safetensors")).collect();
-    if let Some(path) = only(indices).or_else(|| only(files.clone())) {
-        return Ok(path);
-    }
-    let reason = if files.len() > 1 {
-        let names: Vec<_> = files.iter().map(|n| n.as_str()).collect();
-        format!("{} safetensors files without an index ({}): name one of them", files.len(), names.join(", "))
-    } else if names.iter().any(|n| n.ends_with(".bin") || n.ends_with(".ckpt") || n.ends_with(".pt")) {
-        "only pickled weights; convert them to safetensors".into()
-    } else if let Some(name) = names.iter().find(|name| is_flashpack(Path::new(name))) {
-        format!("{name} holds {FLASHPACK}")
-    } else {
-        "no safetensors file in this folder".into()
-    };
-    Err(WeightsError::NoWeights { path: folder.to_path_buf(), reason })
 }
 
 /// Reads a JSON file.

@@ -9,10 +9,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde_json::Value;
+use sha2::{Digest, Sha256};
 
 use super::Component;
 use super::checkpoint::{Checkpoint, TensorView};
 use super::error::WeightsError;
+use super::fingerprint;
 use super::hub::HubCache;
 use super::keys::SingleFileKeys;
 use super::merge_order::MergeOrder;
@@ -200,6 +202,22 @@ pub(super) fn locate(name: &str) -> Result<PathBuf, WeightsError> {
         true => Ok(PathBuf::from(name)),
         false => HubCache::from_env().resolve(name),
     }
+}
+
+/// Fingerprint of a LoRA: its header's metadata and its tensors. It does not depend on where the file is or when it was
+/// written.
+///
+/// # Errors
+/// No such file, or a damaged one.
+pub(crate) fn lora_fingerprint(name: &str) -> Result<String, WeightsError> {
+    let checkpoint = Checkpoint::open(&locate(name)?)?;
+    let mut hash = Sha256::new();
+    checkpoint
+        .all_metadata()
+        .iter()
+        .for_each(|(key, value)| fingerprint::add_text(&mut hash, &format!("{key}={value}")));
+    fingerprint::hash_checkpoint(&checkpoint, &mut hash)?;
+    Ok(format!("{}{}", fingerprint::SAMPLED, hex::encode(hash.finalize())))
 }
 
 /// Component, module and role of a tensor of a file.

@@ -14,11 +14,11 @@ use serde_json::Value;
 
 const IMAGE: &str = "tests/fixtures/images/shapes.png";
 
-fn ltx2(arguments: &[&str]) -> Output {
+pub(super) fn ltx2(arguments: &[&str]) -> Output {
     support::ltx2().args(arguments).output().expect("the binary runs")
 }
 
-fn text(bytes: &[u8]) -> String {
+pub(super) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
@@ -29,7 +29,7 @@ fn succeed(arguments: &[&str]) -> String {
 }
 
 /// The last line of stderr, after checking the exit code.
-fn fail(code: i32, arguments: &[&str]) -> String {
+pub(super) fn fail(code: i32, arguments: &[&str]) -> String {
     let out = ltx2(arguments);
     let stderr = text(&out.stderr);
     assert_eq!(out.status.code(), Some(code), "{arguments:?}: {stderr}");
@@ -45,12 +45,12 @@ fn loaded_once(program: &Value) -> bool {
 }
 
 /// Arguments of a short run.
-fn short(out: &Path, more: &[&str]) -> Vec<String> {
+pub(super) fn short(out: &Path, more: &[&str]) -> Vec<String> {
     let out = out.to_str().expect("UTF-8");
     ["generate", "-c", support::tiny(), "-o", out].iter().chain(more).map(|s| (*s).to_string()).collect()
 }
 
-fn refs(arguments: &[String]) -> Vec<&str> {
+pub(super) fn refs(arguments: &[String]) -> Vec<&str> {
     arguments.iter().map(String::as_str).collect()
 }
 
@@ -397,7 +397,7 @@ fn run_names_unknown_missing_and_misshaped_inputs() {
 }
 
 /// Two videos at a time, each on three devices, which divide neither heads nor widths.
-const TWO_BY_THREE: [&str; 4] = ["--layout", "tensor", "--mesh", "data=2,tensor=3"];
+pub(super) const TWO_BY_THREE: [&str; 4] = ["--layout", "tensor", "--mesh", "data=2,tensor=3"];
 
 #[needs(cpu)]
 fn several_videos_on_a_data_axis_run_together() {
@@ -427,92 +427,4 @@ fn several_videos_on_a_data_axis_run_together() {
     let (first, second) = (json(&sidecar), json(&again.with_extension("json")));
     assert_eq!(second["sha256"], first["sha256"]);
     assert_eq!(second["programs"], first["programs"]);
-}
-
-/// A layout file of `text` in a folder.
-fn layout_file(dir: &Path, text: &str) -> String {
-    let file = dir.join("mine.yml");
-    std::fs::write(&file, text).expect("written");
-    file.to_str().expect("UTF-8").to_string()
-}
-
-#[needs(cpu)]
-fn mistakes_in_layouts_are_one_line_with_tensor_or_file_and_line() {
-    let dir = tempfile::tempdir().expect("a folder");
-    let out = dir.path().join("a.mp4");
-    for (layout, words) in [
-        (
-            "rules:\n  vido_sequence: [context]\n",
-            &["mine.yml:2: 'vido_sequence' is no axis of a tensor, known are"][..],
-        ),
-        ("rules:\n  batch: [dta]\n", &["mine.yml:2: rule of 'batch' names mesh axis 'dta', known are data, cfg"]),
-        ("rules:\n  batch: context\n", &["mine.yml:2: rule of 'batch' must be a list of mesh axes"]),
-        ("rules:\n  batch: [data, data]\n", &["mine.yml:2: rule of 'batch' names mesh axis 'data' twice"]),
-        (
-            "mesh:\n  context: 2\n\ncontext_parallel: {kind: wheel}\n",
-            &["mine.yml:4: context_parallel.kind: unknown variant `wheel`"],
-        ),
-        (
-            "mesh: {context: 2}\nrules:\n  heads: [context]\n  embed: [context]\n",
-            &[
-                "tensor 'text_encoder.",
-                "would be split twice by mesh axis 'context' (",
-                "mine.yml:3: heads: [context]; ",
-                "mine.yml:4: embed: [context])",
-            ],
-        ),
-        (
-            "mesh: {data: 2}\nrules:\n  batch: [data]\n  branch: [data]\n",
-            &[
-                "would be split twice by mesh axis 'data' (",
-                "mine.yml:3: batch: [data]; ",
-                "mine.yml:4: branch: [data])",
-            ],
-        ),
-        (
-            "mesh: {context: 2}\nrules: {video_sequence: [context]}\nexchange: {kind: hybrid, ulysses: 3}\n",
-            &["context_parallel: 2 devices do not divide by ulysses = 3"],
-        ),
-    ] {
-        let file = layout_file(dir.path(), layout);
-        let line = fail(2, &refs(&short(&out, &["--layout", &file])));
-        assert!(words.iter().all(|word| line.contains(word)), "{layout}: {line}");
-    }
-    for (mesh, words) in [
-        ("cfg=16", "mesh data=1,cfg=16,fsdp=1,context=1,tensor=1: needs 16 devices, there are 8"),
-        ("cfg=3,context=-1", "mesh data=1,cfg=3,fsdp=1,context=-1,tensor=1: 8 devices do not divide by 3"),
-        ("cfg=2", "layout cfg-ulysses uses 2 of the 8 devices of cpu:8; give a --mesh"),
-    ] {
-        let line = fail(2, &["compile", "--target", "cpu:8", "-c", "ltx2", "--layout", "cfg-ulysses", "--mesh", mesh]);
-        assert!(line.contains(words), "{mesh}: {line}");
-    }
-    assert!(!out.exists(), "nothing is written");
-}
-
-#[needs(cpu)]
-fn a_size_that_does_not_divide_is_said_and_the_result_is_right() {
-    let dir = tempfile::tempdir().expect("a folder");
-    let run = |name: &str, more: &[&str]| {
-        let dump = dir.path().join(format!("{name}.safetensors"));
-        let all = [&["--dtype", "f32", "--dump", dump.to_str().expect("UTF-8")], more].concat();
-        let out = ltx2(&refs(&short(&dir.path().join(name).with_extension("mp4"), &all)));
-        let stderr = text(&out.stderr);
-        assert!(out.status.success(), "{stderr}");
-        (ltx2::weights::Checkpoint::open(&dump).expect("a dump"), stderr)
-    };
-    let (whole, silent) = run("whole", &[]);
-    assert!(!silent.contains("does not divide"), "{silent}");
-    let (split, said) = run("split", &TWO_BY_THREE);
-    let line = said.lines().find(|l| l.contains("transformer.transformer_blocks.*.attn1.to_q")).unwrap_or_default();
-    for part in ["WARN tensor '", ": heads = ", "does not divide by tensor = 3 (shardings/tensor.yml:", "; replicated"]
-    {
-        assert!(line.contains(part), "no '{part}' in '{line}'\n{said}");
-    }
-    for name in ["latents.video", "latents.audio", "video", "audio"] {
-        let tensor = |c: &ltx2::weights::Checkpoint| c.get(name).and_then(|v| v.to_tensor()).expect("a tensor");
-        let distance = support::relative_l2(&tensor(&split), &tensor(&whole));
-        // This model's vocoder carries a rounding of its input on ten times as far.
-        let limit = if name == "audio" { 1e-4 } else { 1e-5 };
-        assert!(distance <= limit, "{name}: {distance:e}");
-    }
 }

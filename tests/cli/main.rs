@@ -23,6 +23,7 @@ mod generate;
 mod given_video;
 mod interrupts;
 mod layout_auto;
+mod layout_files;
 mod library;
 mod ltx2_5;
 mod memory;

@@ -9,6 +9,7 @@ use super::*;
 
 mod checkpoints;
 mod diffusion_decoder;
+mod fingerprint;
 mod ltx2_5;
 mod official;
 mod sources;

@@ -1,0 +1,137 @@
+//! Flags that name the model and its components, shared by several subcommands.
+
+use clap::ValueEnum;
+use serde_json::{Value, json};
+
+use crate::config::{CliOverrides, Model, Pipeline, WeightSource};
+use crate::weights::Overrides;
+
+/// Flags of model components that are stored elsewhere.
+#[derive(clap::Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Model")]
+pub(crate) struct ComponentArgs {
+    /// Text encoder stored elsewhere: folder, LTX-2.5's single file, or org/name
+    #[arg(long, value_name = "DIR")]
+    text_encoder: Option<String>,
+    /// Tokenizer stored elsewhere: folder with tokenizer.json, or that file
+    #[arg(long, value_name = "PATH")]
+    tokenizer: Option<String>,
+    /// Video VAE stored elsewhere: folder or single file
+    #[arg(long, value_name = "PATH")]
+    vae: Option<String>,
+    /// Audio VAE stored elsewhere: folder, or single file with the vocoder
+    #[arg(long, value_name = "PATH")]
+    audio_vae: Option<String>,
+    /// Vocoder stored elsewhere: folder or single file
+    #[arg(long, value_name = "PATH")]
+    vocoder: Option<String>,
+    /// Latent upsampler of two-stage pipelines: folder or single file
+    #[arg(long, value_name = "FILE")]
+    upsampler: Option<String>,
+    /// Latent upsampler in time, of temporal_x2 between two stages and of the pipeline dfr's rounds: folder or single file
+    #[arg(long, value_name = "FILE")]
+    temporal_upsampler: Option<String>,
+    /// Duration head of LTX-2.5, for --num-frames auto: folder or single file
+    #[arg(long, value_name = "PATH")]
+    duration_head: Option<String>,
+}
+
+impl ComponentArgs {
+    /// Each flag with its key and value.
+    fn all(&self) -> [(&'static str, &'static str, &Option<String>); 8] {
+        [
+            ("text-encoder", "model.text_encoder", &self.text_encoder),
+            ("tokenizer", "model.tokenizer", &self.tokenizer),
+            ("vae", "model.vae", &self.vae),
+            ("audio-vae", "model.audio_vae", &self.audio_vae),
+            ("vocoder", "model.vocoder", &self.vocoder),
+            ("upsampler", "model.upsampler", &self.upsampler),
+            ("temporal-upsampler", "model.temporal_upsampler", &self.temporal_upsampler),
+            ("duration-head", "model.duration_head", &self.duration_head),
+        ]
+    }
+
+    pub(crate) fn add(&self, given: &mut CliOverrides) {
+        self.all().into_iter().for_each(|(name, key, value)| given.flag(name, key, value.clone()));
+    }
+
+    /// The same flags as arguments of a child process.
+    pub(crate) fn arguments(&self) -> impl Iterator<Item = [String; 2]> {
+        self.all().into_iter().filter_map(|(name, _, value)| Some([format!("--{name}"), value.clone()?]))
+    }
+
+    /// Components that replace those of the model's folder.
+    pub(crate) fn overrides(&self) -> Overrides {
+        let ComponentArgs {
+            text_encoder,
+            tokenizer,
+            vae,
+            audio_vae,
+            vocoder,
+            upsampler,
+            temporal_upsampler,
+            duration_head,
+        } = self.clone();
+        Overrides { text_encoder, tokenizer, vae, audio_vae, vocoder, upsampler, temporal_upsampler, duration_head }
+    }
+
+    /// The section `model` of a configuration with these components.
+    pub(crate) fn model(&self) -> Model {
+        let parts = self.overrides();
+        Model {
+            text_encoder: parts.text_encoder,
+            tokenizer: parts.tokenizer,
+            vae: parts.vae,
+            audio_vae: parts.audio_vae,
+            vocoder: parts.vocoder,
+            upsampler: parts.upsampler,
+            temporal_upsampler: parts.temporal_upsampler,
+            duration_head: parts.duration_head,
+            ..Model::default()
+        }
+    }
+}
+
+/// Flags of the model.
+#[derive(clap::Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Model")]
+pub(crate) struct ModelArgs {
+    /// Diffusers folder, single file, or org/name in the local Hugging Face cache
+    #[arg(short, long, value_name = "MODEL")]
+    pub(crate) model: Option<String>,
+    #[command(flatten)]
+    pub(crate) components: ComponentArgs,
+    /// LoRA and its strength; may be given several times
+    #[arg(long, value_name = "FILE[=S]")]
+    pub(crate) lora: Vec<String>,
+    /// Source of the weights: files, or random numbers made on the device
+    #[arg(long, value_name = "FROM")]
+    pub(crate) weights: Option<WeightSource>,
+    /// Pipeline: what the video is made from, and in how many passes
+    #[arg(long, value_name = "NAME")]
+    pub(crate) pipeline: Option<Pipeline>,
+}
+
+impl ModelArgs {
+    pub(crate) fn add(&self, given: &mut CliOverrides) {
+        given.flag("model", "model.path", self.model.clone());
+        self.components.add(given);
+        given.flag("lora", "model.loras", files(&self.lora));
+        given.flag("weights", "model.weights", self.weights.and_then(word));
+        given.flag("pipeline", "pipeline", self.pipeline.and_then(word));
+    }
+}
+
+/// A choice's name in YAML.
+pub(super) fn word(choice: impl ValueEnum) -> Option<String> {
+    choice.to_possible_value().map(|v| v.get_name().to_string())
+}
+
+/// `PATH` or `PATH=STRENGTH`: what follows the last `=` is a strength if it is a number.
+pub(super) fn files(flags: &[String]) -> Option<Value> {
+    let one = |text: &String| match text.rsplit_once('=').map(|(path, s)| (path, s.parse::<f64>())) {
+        Some((path, Ok(strength))) => json!({"path": path, "strength": strength}),
+        _ => json!({"path": text}),
+    };
+    (!flags.is_empty()).then(|| flags.iter().map(one).collect())
+}
