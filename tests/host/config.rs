@@ -99,7 +99,7 @@ fn mistakes_in_flags_name_the_flag() {
             &["--pipeline", "keyframes"],
             "pipeline = keyframes (flag --pipeline): needs a frame: --image PATH FRAME STRENGTH, or request.images",
         ),
-        (&["-o", "taken.mp4"], "taken.mp4 exists; overwrite it with --force"),
+        (&["-o", "taken.mp4"], "output.path: taken.mp4 exists; overwrite it with --force, or name another"),
         (
             &["--set", "runtime.watchdog=0"],
             "--set runtime.watchdog=0: 'runtime.watchdog' must be auto, off or a whole number from 1 to 604800, not 0",
