@@ -18,7 +18,7 @@ use crate::weights::Component;
 const IMAGE: &str = "tests/fixtures/images/shapes.png";
 
 /// Keys that act outside of request and programs, each with the place.
-const ELSEWHERE: [(&str, &str); 37] = [
+const ELSEWHERE: [(&str, &str); 38] = [
     ("model.path", "weights"),
     ("model.text_encoder", "weights"),
     ("model.tokenizer", "weights"),
@@ -52,6 +52,7 @@ const ELSEWHERE: [(&str, &str); 37] = [
     ("output.save_audio", "files"),
     ("output.sidecar", "files"),
     ("output.audio", "files"),
+    ("text.bos", "tokens"),
     ("request.prompts", "jobs"),
     ("request.num_videos", "jobs"),
     ("request.video", "frames"),
