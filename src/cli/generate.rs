@@ -8,12 +8,14 @@ use super::args::{OutputArgs, RunArgs, load_run};
 use super::plan::Plan;
 use super::progress::Progress;
 use super::{UsageError, log, print, tell};
-use crate::config::{Config, Loaded, ProgressEvery, output_paths};
+use crate::config::{Config, Loaded, ProgressEvery, WeightSource, output_paths};
 use crate::pipeline::generate::generate;
 use crate::pipeline::options::GenerateOptions;
+use crate::pipeline::origin::Origin;
 use crate::pipeline::outputs::{check_taken, unfinished};
 use crate::pipeline::preflight::preflight;
 use crate::pipeline::processes::together;
+use crate::pipeline::programs::Programs;
 use crate::pjrt::give_libtpu_arguments;
 use crate::runtime::processes::Group;
 
@@ -49,16 +51,31 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     }
     if args.output.dry_run {
         let options = options(&loaded, &args.output, None)?;
-        let verified = preflight(config, &options).map_err(anyhow::Error::from);
+        let verified = verify(config, &options);
         let plan = Plan::new(&loaded, &options, &verified);
         match args.output.json {
             true => print(&format!("{}\n", serde_json::to_string_pretty(&plan)?))?,
             false => tell(plan.to_string().trim_end()),
         }
-        return verified.map(drop);
+        return verified;
     }
     prepare_libtpu(config);
     together(config, |group| make(args, &loaded, group))
+}
+
+/// Verifies a run for its plan. A published model may be on another machine than the plan: then the request is verified by
+/// the configuration that this program carries of it.
+///
+/// # Errors
+/// The error that the run would end with before it compiles a program.
+fn verify(config: &Config, options: &GenerateOptions) -> anyhow::Result<()> {
+    let is_elsewhere = config.model.weights == WeightSource::File && matches!(Origin::of(config), Ok(Origin::Preset(_)));
+    match is_elsewhere {
+        true if config.request.num_frames.count().is_some() => Programs::of(config, None).map(drop)?,
+        true => {}
+        false => preflight(config, options).map(drop)?,
+    }
+    Ok(())
 }
 
 fn make(args: &Args, loaded: &Loaded, group: Option<&Arc<Group>>) -> anyhow::Result<()> {

@@ -12,7 +12,6 @@ use crate::models::transformer::TransformerConfig;
 use crate::pipeline::configs::ModelConfigs;
 use crate::pipeline::options::GenerateOptions;
 use crate::pipeline::origin::Origin;
-use crate::pipeline::preflight::Preflight;
 use crate::request::{self, Chain, coordinate_grids};
 use crate::sampling::guidance::Branch;
 use crate::sampling::latents::VideoGrid;
@@ -54,7 +53,7 @@ pub(crate) struct Plan {
 
 impl Plan {
     /// The plan of a configuration, whose run was verified. Token counts are 0 if the model does not take its sizes.
-    pub(crate) fn new(loaded: &Loaded, options: &GenerateOptions, verified: &anyhow::Result<Preflight>) -> Self {
+    pub(crate) fn new(loaded: &Loaded, options: &GenerateOptions, verified: &anyhow::Result<()>) -> Self {
         let config = &loaded.config;
         let r = &config.request;
         let origin = Origin::of(config);

@@ -78,7 +78,7 @@ pub(super) const RULES: &[Rule] = &[
         let why = "no step reads the negative prompt: guidance.video.cfg and guidance.audio.cfg are off; raise one, or remove it";
         f.unless(f.reads_negative(), why)
     }),
-    request(&["request.width", "request.height"], |f, _| f.without_video()),
+    request(&["request.width", "request.height", "request.motion_speed"], |f, _| f.without_video()),
     request(&["request.images"], |f, _| f.unused_image()),
     request(&["request.video"], |f, _| {
         f.unless(f.config.pipeline.takes_video(), "only the pipelines retake, extend and video_to_audio take a video")
@@ -150,6 +150,14 @@ pub(super) const RULES: &[Rule] = &[
             f.unless(f.has_weak_conditions(), why)
         }
     }),
+    request(&["conditioning.clean_prediction"], |f, _| match f.config.pipeline {
+        Pipeline::Dfr => f.by_pipeline("takes the token's own noise level in every reference"),
+        _ => {
+            let why = "no image, reference video or sound has a strength below 1; remove it";
+            let weak = f.config.request.reference_videos.iter().any(|video| video.strength < 1.0);
+            f.unless(weak || f.has_weak_conditions(), why)
+        }
+    }),
     request(&["conditioning.given_stream"], |f, _| {
         let given = f.config.given_sound().is_some() || f.streams().any(|s| !f.is_made(s) && !f.is_absent(s));
         f.unless(given, "neither the video nor the sound is given whole; remove it")
@@ -198,7 +206,7 @@ pub(super) const RULES: &[Rule] = &[
         f.without_video().or_else(|| f.unless(f.is_bf16(), why))
     }),
     server(&["runtime.activations"], |f, _| {
-        let why = "integers are multiplied with integer weights alone; set runtime.weights to int8 too, or remove it";
+        let why = "int8 is multiplied with integers only; set runtime.weights to int8 too, or remove it";
         f.unless(f.config.runtime.weights == WeightType::Int8, why)
     }),
     server(&["runtime.tiling"], |f, _| match f.config.pipeline.makes_frames() {

@@ -1,7 +1,8 @@
 //! Values that somebody wrote and that change nothing: these are refused, with the reason.
 //!
-//! Presets, shipped files and sidecars hold values of several pipelines, or of all keys; theirs are never refused. A written
-//! value that is the one that holds without it is not refused either, nor one that switches off what is not there.
+//! Presets, shipped files and sidecars hold values of several pipelines, or of all keys; theirs are never refused. Some values of
+//! a user's file are not refused either, since other runs of the file read them: components, negative prompts, and conventions
+//! that `reference` sets. A value that holds without being written, or that switches something off, is accepted everywhere.
 
 use serde_json::Value;
 
@@ -23,11 +24,11 @@ struct Fault {
     why: String,
 }
 
-/// Whether somebody wrote a value on the command line or in a file of their own, for a row of a scope.
-fn is_written(origin: &ValueOrigin, scope: Scope) -> bool {
+/// Whether somebody wrote the value of a key on the command line or in a file of their own, for a row of a scope.
+fn is_written(origin: &ValueOrigin, scope: Scope, key: &str) -> bool {
     match origin {
         ValueOrigin::Set | ValueOrigin::Flag(_) => true,
-        ValueOrigin::File { .. } => !is_shipped(origin) && scope != Scope::Flags,
+        ValueOrigin::File { .. } => !is_shipped(origin) && scope != Scope::Flags && !BY_REFERENCE.contains(&key),
         _ => false,
     }
 }
@@ -47,7 +48,7 @@ impl Loaded {
 
     /// The same of the fields of a request to the server, of those that `is_written` names.
     pub(crate) fn check_request_effect(&self, is_written: impl Fn(&str) -> bool) -> Result<(), ConfigError> {
-        self.first_fault(|_| true, &|origin, _| matches!(origin, ValueOrigin::Field(name) if is_written(name)))
+        self.first_fault(|_| true, &|origin, ..| matches!(origin, ValueOrigin::Field(name) if is_written(name)))
     }
 
     /// The same of a server's configuration, of what no request can change: a value is refused where none of the served pipelines
@@ -65,13 +66,13 @@ impl Loaded {
     fn first_fault(
         &self,
         is_checked: impl Fn(&Rule) -> bool,
-        written: &dyn Fn(&ValueOrigin, Scope) -> bool,
+        written: &dyn Fn(&ValueOrigin, Scope, &str) -> bool,
     ) -> Result<(), ConfigError> {
         let facts = Facts { config: &self.config, version: self.version };
         let mut faults = Vec::new();
         for rule in RULES.iter().filter(|rule| is_checked(rule)) {
             for key in rule.keys {
-                if let Some(origin) = self.written_at(key, &|origin| written(origin, rule.scope))
+                if let Some(origin) = self.written_at(key, &|origin| written(origin, rule.scope, key))
                     && let Some(why) = (rule.reason)(&facts, key)
                 {
                     faults.push(Fault { key, origin, why });
@@ -280,6 +281,7 @@ mod tests {
         assert!(error.contains("own.yml:2): guidance.stg_blocks is empty"), "{error}");
         let config = json!({"guidance": {"video": {"stg": 1}}, "two_stage": {"adain": 0.5}});
         assert!(of("out.json", json!({"config": config}).to_string()).is_ok());
+        assert!(of("style.yml", "two_stage: {audio: stage_1}\nmodel: {upsampler: up}\n".into()).is_ok());
         assert!(of("server.yml", "serve: {queue: 3}\n".into()).is_ok(), "a file may be that of a server too");
     }
 

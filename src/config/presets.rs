@@ -109,7 +109,10 @@ pub(crate) fn shipped_layout(name: &str) -> Option<(&'static str, &'static str)>
 pub(super) fn is_shipped(origin: &ValueOrigin) -> bool {
     match origin {
         ValueOrigin::Preset(_) => true,
-        ValueOrigin::File { file, .. } => shipped_config(file).is_some(),
+        // Also the checkout's file by another path.
+        ValueOrigin::File { file, .. } => {
+            shipped_config(file.rsplit_once("configs/").map_or(file.as_str(), |(_, name)| name)).is_some()
+        }
         _ => false,
     }
 }

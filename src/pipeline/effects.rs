@@ -52,6 +52,7 @@ const ELSEWHERE: [(&str, &str); 38] = [
     ("output.save_audio", "files"),
     ("output.sidecar", "files"),
     ("output.audio", "files"),
+    ("text.bos", "tokens"),
     ("request.prompts", "jobs"),
     ("text.bos", "prompts"),
     ("request.num_videos", "jobs"),

@@ -200,7 +200,11 @@ impl Model {
         let components = self.configs.components(config);
         match &self.weights {
             Weights::Files(source) => verify::components(&self.configs, source, &components),
-            Weights::Random(_) => components.iter().try_for_each(|part| self.configs.origin().json(*part).map(drop)),
+            // A built-in preset has no tokenizer; prompts are bytes then.
+            Weights::Random(_) => {
+                let configured = components.iter().filter(|part| **part != Component::Tokenizer);
+                configured.into_iter().try_for_each(|part| self.configs.origin().json(*part).map(drop))
+            }
         }
     }
 

@@ -16,6 +16,8 @@ use crate::weights::{Component, ModelSource, TensorView, TokenizerFiles, Validat
 /// # Errors
 /// The first that is absent or unusable, naming file, key or tensor.
 pub(crate) fn components(configs: &ModelConfigs, source: &Arc<ModelSource>, parts: &BTreeSet<Component>) -> Result<()> {
+    // A transformer of no known generation is not compared with one.
+    source.version()?;
     // The order of a request: the text encoder's folder often holds the tokenizer.
     for part in Component::ALL.into_iter().filter(|part| parts.contains(part)) {
         if let Some(report) = component(configs, source, part)? {

@@ -176,9 +176,8 @@ fn the_merged_configuration_is_printed_with_origins() {
 fn a_dry_run_says_what_would_be_done() {
     let dir = folder(&[]);
     let run = ltx2_in(dir.path(), &["generate", "-c", "ltx2_full_guidance", "-p", "x", "--dry-run"]);
-    assert_eq!((run.code, run.out.as_str()), (1, ""), "the run needs the model");
+    assert_eq!((run.code, run.out.as_str()), (0, ""));
     for part in [
-        "error: model `Lightricks/LTX-2` not found",
         "Lightricks/LTX-2 (cannot be read: ",
         "768x512, 121 frames at 24 a second, 5.04 s",
         "6144 video (16 x 16 x 24), 126 audio, 1024 text",

@@ -9,11 +9,10 @@ use clap::CommandFactory;
 use crate::support::needs;
 use ltx2::cli::Cli;
 
-/// Flags of other programs and of compilers, by their starts.
+/// Flags of compilers and of pip, and the start that thresholds of `compare` share.
 const FOREIGN: [&str; 9] = [
     "--xla_",
-    "--boundary",
-    // pip's.
+    "--min",
     "--disable-pip-version-check",
     "--no-deps",
     "--only-binary",
@@ -27,7 +26,7 @@ const FOREIGN: [&str; 9] = [
 const OF_OTHER_COMMANDS: [(&str, &[&str]); 9] = [
     ("src/serve", &["serve"]),
     ("src/tune", &["experiment", "why", "compile", "bench"]),
-    ("src/perf", &["bench", "compile", "generate", "profile"]),
+    ("src/perf", &["bench", "compile", "profile"]),
     ("src/pipeline/component", &["run"]),
     ("src/pipeline/component_inputs.rs", &["run"]),
     ("src/pipeline/transformer_inputs.rs", &["run"]),
@@ -38,9 +37,7 @@ const OF_OTHER_COMMANDS: [(&str, &[&str]); 9] = [
 
 fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).expect("readable").map(|entry| entry.expect("an entry").path()) {
-        // Of `faults`, flags are what the server replaces by its fields.
-        let skipped = ["tests", "effects", "faults"];
-        let is_test = entry.file_stem().is_some_and(|stem| skipped.iter().any(|name| stem == *name));
+        let is_test = entry.file_stem().is_some_and(|stem| stem == "tests" || stem == "effects");
         match entry.is_dir() {
             _ if is_test => {}
             true => sources(&entry, found),
@@ -106,9 +103,7 @@ fn commands(text: &str) -> Vec<String> {
     for (at, _) in text.match_indices("ltx2 ") {
         let before = text[..at].chars().next_back();
         let name: String = text[at + 5..].chars().take_while(|c| c.is_ascii_lowercase() || *c == '-').collect();
-        // Also the name of a preset, which flags follow.
-        let is_command = name.starts_with(|c: char| c.is_ascii_lowercase());
-        if is_command && (at == 0 || before.is_some_and(|c| "`\n ".contains(c))) {
+        if (at == 0 || before.is_some_and(|c| "`\n ".contains(c))) && !name.is_empty() {
             found.push(name);
         }
     }
@@ -137,7 +132,7 @@ fn reached_by(path: &Path) -> Vec<String> {
     let mut cli = Cli::command();
     cli.build();
     let all = || cli.get_subcommands().map(|command| command.get_name().to_string()).collect();
-    // Commands' help and reports name flags of other commands too.
+    // A command's help may advise another command.
     if text.starts_with("src/cli/") {
         return all();
     }
@@ -151,14 +146,14 @@ fn flags_and_commands_that_texts_name_exist() {
     sources(Path::new("src"), &mut files);
     let mut cli = Cli::command();
     cli.build();
-    let (mut faults, mut seen) = (Vec::new(), 0);
+    let (generate, mut faults, mut seen) = (known("generate"), Vec::new(), 0);
     for path in &files {
         let known: BTreeSet<String> = reached_by(path).iter().flat_map(|name| known(name)).collect();
         for text in literals(path) {
             for flag in flags(&text) {
                 seen += 1;
-                let is_known = known.iter().any(|own| *own == flag || text.contains(&format!("{flag}-{{")));
-                if !is_known && !FOREIGN.iter().any(|start| flag.starts_with(start)) {
+                let of_generate = text.contains("`generate ") && generate.contains(&flag);
+                if !known.contains(&flag) && !of_generate && !FOREIGN.iter().any(|start| flag.starts_with(start)) {
                     faults.push(format!("{}: {flag} in {text:?}", path.display()));
                 }
             }
