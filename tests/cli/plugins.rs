@@ -209,6 +209,7 @@ fn a_plugin_for_tpus_needs_chips_whatever_its_name() {
     let run = |arguments: &[&str], variable: Option<&Path>| {
         let mut run = support::ltx2();
         run.args(["generate", "-c", support::tiny(), "--set", "runtime.watchdog=60"]).args(arguments);
+        run.arg("-o").arg(dir.path().join("a.mp4"));
         standin.give(&mut run).env_remove("LTX2_PJRT_PLUGIN").env_remove("TPU_SKIP_MDS_QUERY");
         let started = Instant::now();
         let said = error(&run.envs(variable.map(|path| ("LTX2_PJRT_PLUGIN", path))).output().expect("runs"));
@@ -219,7 +220,7 @@ fn a_plugin_for_tpus_needs_chips_whatever_its_name() {
     assert!(wanted.starts_with("error: platform tpu: no TPU chip ("), "{wanted}");
     for file in [&neutral, &named] {
         assert_eq!(run(&["--platform", file.to_str().expect("UTF-8")], None), wanted);
-        assert_eq!(run(&[], Some(file)), wanted);
+        assert_eq!(run(&["--platform", "auto"], Some(file)), wanted);
     }
 }
 
