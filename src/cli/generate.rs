@@ -69,7 +69,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 /// # Errors
 /// The error that the run would end with before it compiles a program.
 fn verify(config: &Config, options: &GenerateOptions) -> anyhow::Result<()> {
-    let is_elsewhere = config.model.weights == WeightSource::File && matches!(Origin::of(config), Ok(Origin::Preset(_)));
+    let is_elsewhere =
+        config.model.weights == WeightSource::File && matches!(Origin::of(config), Ok(Origin::Preset(_)));
     match is_elsewhere {
         true if config.request.num_frames.count().is_some() => Programs::of(config, None).map(drop)?,
         true => {}

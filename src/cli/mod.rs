@@ -169,7 +169,13 @@ pub fn exit_code(error: &anyhow::Error) -> u8 {
         if let Some(ended) = cause.downcast_ref::<Ended>() {
             return ended.code;
         }
-        match cause.downcast_ref::<PipelineError>().map(PipelineError::cause) {
+        let error = cause.downcast_ref::<PipelineError>();
+        let cause = error.map(PipelineError::cause);
+        // What fails behind the last step is no fault of the request, whatever its error is.
+        if matches!(error, Some(PipelineError::Kept { .. })) && !matches!(cause, Some(PipelineError::Interrupted(..))) {
+            return 1;
+        }
+        match cause {
             Some(PipelineError::Interrupted(..)) => return 130,
             Some(PipelineError::Sampling(e)) if sampling(e) => return 2,
             // Rules that contradict each other are found where a tensor is placed.

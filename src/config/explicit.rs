@@ -48,7 +48,7 @@ impl Loaded {
 
     /// The same of the fields of a request to the server, of those that `is_written` names.
     pub(crate) fn check_request_effect(&self, is_written: impl Fn(&str) -> bool) -> Result<(), ConfigError> {
-        self.first_fault(|_| true, &|origin, ..| matches!(origin, ValueOrigin::Field(name) if is_written(name)))
+        self.first_fault(|_| true, &|origin, _, _| matches!(origin, ValueOrigin::Field(name) if is_written(name)))
     }
 
     /// The same of a server's configuration, of what no request can change: a value is refused where none of the served pipelines

@@ -43,9 +43,14 @@ impl Preflight {
     /// The first thing that the run would fail at before it compiles a program.
     pub fn of(config: &Config, jobs: &[Job]) -> Result<Self> {
         let config = &duration::longest(config, jobs)?;
+        // What no model of this generation can do is said before what its files lack.
+        let programs = match Programs::of(config, None) {
+            Err(error @ PipelineError::Usage(_)) => return Err(error),
+            other => other,
+        };
         let model = Model::of(config)?;
         let requests = requests(config, jobs, &model)?;
-        let programs = Programs::of(config, None)?;
+        let programs = programs?;
         check_placement(config, &programs)?;
         setup::round_trip(&mut config.clone(), None)?;
         Loras::open(&config.model)?.check(&model.weights)?;

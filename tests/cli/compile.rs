@@ -172,7 +172,7 @@ fn bad_input_is_one_clear_line() {
     assert_eq!(message, "error: runtime.weights: fp8 is CUDA's, the platform is cpu; int8 is everyone's");
     let message = fail(2, &[&["--target", "cpu:8", "--set", "runtime.activations=int8"], &nano[..]].concat());
     assert!(
-        message.starts_with("error: runtime.activations: int8") && message.contains("runtime.weights"),
+        message.starts_with("error: runtime.activations = int8 (--set): ") && message.contains("runtime.weights"),
         "{message}"
     );
     let sized = |layout: &str, mesh: &str| {
