@@ -86,7 +86,8 @@ fn make(args: &Args, loaded: &Loaded, group: Option<&Arc<Group>>) -> anyhow::Res
         log::only_warnings();
     }
     let options = options(loaded, &args.output, group)?;
-    if options.jobs.iter().any(|job| job.prompt.trim().is_empty()) {
+    let has_prompt = config.request.prompt.is_some() || config.request.prompts.is_some();
+    if has_prompt && options.jobs.iter().any(|job| job.prompt.trim().is_empty()) {
         tracing::info!("the prompt is empty: the video is unconditional");
     }
     if options.resume && options.jobs.is_empty() {

@@ -37,7 +37,8 @@ const OF_OTHER_COMMANDS: [(&str, &[&str]); 9] = [
 
 fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).expect("readable").map(|entry| entry.expect("an entry").path()) {
-        let is_test = entry.file_stem().is_some_and(|stem| stem == "tests" || stem == "effects");
+        let is_test =
+            entry.file_stem().is_some_and(|stem| ["tests", "effects", "faults"].iter().any(|own| stem == *own));
         match entry.is_dir() {
             _ if is_test => {}
             true => sources(&entry, found),
@@ -103,7 +104,9 @@ fn commands(text: &str) -> Vec<String> {
     for (at, _) in text.match_indices("ltx2 ") {
         let before = text[..at].chars().next_back();
         let name: String = text[at + 5..].chars().take_while(|c| c.is_ascii_lowercase() || *c == '-').collect();
-        if (at == 0 || before.is_some_and(|c| "`\n ".contains(c))) && !name.is_empty() {
+        // Also the name of a preset, which flags follow.
+        let is_command = name.starts_with(|c: char| c.is_ascii_lowercase());
+        if is_command && (at == 0 || before.is_some_and(|c| "`\n ".contains(c))) {
             found.push(name);
         }
     }
