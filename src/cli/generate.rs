@@ -9,6 +9,7 @@ use super::plan::Plan;
 use super::progress::Progress;
 use super::{UsageError, log, print, tell};
 use crate::config::{Config, Loaded, ProgressEvery, WeightSource, output_paths};
+use crate::pipeline::PipelineError;
 use crate::pipeline::generate::generate;
 use crate::pipeline::options::GenerateOptions;
 use crate::pipeline::origin::Origin;
@@ -71,12 +72,17 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 fn verify(config: &Config, options: &GenerateOptions) -> anyhow::Result<()> {
     let is_elsewhere =
         config.model.weights == WeightSource::File && matches!(Origin::of(config), Ok(Origin::Preset(_)));
-    match is_elsewhere {
-        true if config.request.num_frames.count().is_some() => Programs::of(config, None).map(drop)?,
-        true => {}
-        false => preflight(config, options).map(drop)?,
+    if !is_elsewhere {
+        return Ok(preflight(config, options).map(drop)?);
     }
-    Ok(())
+    if config.request.num_frames.count().is_none() {
+        return Ok(());
+    }
+    match Programs::of(config, None) {
+        // Which upsampler the other machine has is not known.
+        Ok(_) | Err(PipelineError::Input(_)) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
 }
 
 fn make(args: &Args, loaded: &Loaded, group: Option<&Arc<Group>>) -> anyhow::Result<()> {
