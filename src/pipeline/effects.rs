@@ -18,7 +18,7 @@ use crate::weights::Component;
 const IMAGE: &str = "tests/fixtures/images/shapes.png";
 
 /// Keys that act outside of request and programs, each with the place.
-const ELSEWHERE: [(&str, &str); 38] = [
+const ELSEWHERE: [(&str, &str); 39] = [
     ("model.path", "weights"),
     ("model.text_encoder", "weights"),
     ("model.tokenizer", "weights"),
