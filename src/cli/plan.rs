@@ -8,7 +8,6 @@ use serde::Serialize;
 use super::compile_table::mesh_text;
 use super::one_line;
 use crate::config::{Config, Loaded, NumFrames, WeightSource, encoded_frames};
-use crate::models::transformer::TransformerConfig;
 use crate::pipeline::configs::ModelConfigs;
 use crate::pipeline::options::GenerateOptions;
 use crate::pipeline::origin::Origin;
@@ -63,7 +62,7 @@ impl Plan {
             Err(error) => Err(error.to_string()),
         };
         let transformer = |origin: Origin| ModelConfigs::from(origin).transformer().ok();
-        let transformer = origin.ok().and_then(transformer).unwrap_or_else(TransformerConfig::default);
+        let transformer = origin.ok().and_then(transformer).unwrap_or_default();
         let (grid, audio) = coordinate_grids(&transformer);
         let count = r.num_frames.count();
         let clip = config.clip_frames();

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::check_chain::{check_chain, outside};
+use super::check_chain::{check_chain, check_rates, outside};
 use super::error::ConfigError;
 use super::layout;
 use super::legal::{FRAME_STEP, Fault, around, fail};
@@ -61,16 +61,7 @@ fn check_request(config: &Config) -> Result<(), Fault> {
         let why = format!("must be one more than a multiple of {step}{stages}; the nearest are {low} and {high}");
         return fail("request.num_frames", frames.to_string(), why);
     }
-    if !(r.frame_rate.is_finite() && r.frame_rate > 0.0) {
-        return fail("request.frame_rate", r.frame_rate.to_string(), "must be above 0".into());
-    }
-    if !(r.motion_speed.is_finite() && r.motion_speed > 0.0) {
-        return fail("request.motion_speed", r.motion_speed.to_string(), "must be above 0".into());
-    }
-    if r.motion_speed != 1.0 && matches!(config.pipeline, Pipeline::TextToAudio | Pipeline::Dfr) {
-        let why = format!("the pipeline {} does not use it; leave it out", config.pipeline.name());
-        return fail("request.motion_speed", r.motion_speed.to_string(), why);
-    }
+    check_rates(config)?;
     let last = r.num_videos as u64 - 1;
     if r.seed.checked_add(last).is_none() {
         return fail("request.seed", r.seed.to_string(), format!("{} videos need seeds beyond 64 bits", r.num_videos));

@@ -48,6 +48,22 @@ pub(super) fn outside(config: &Config, frames: usize) -> Option<usize> {
     config.request.images.iter().map(|image| image.frame).find(|frame| *frame >= frames)
 }
 
+/// Checks the frame rate and the speed of motion.
+pub(super) fn check_rates(config: &Config) -> Result<(), Fault> {
+    let r = &config.request;
+    if !(r.frame_rate.is_finite() && r.frame_rate > 0.0) {
+        return fail("request.frame_rate", r.frame_rate.to_string(), "must be above 0".into());
+    }
+    if !(r.motion_speed.is_finite() && r.motion_speed > 0.0) {
+        return fail("request.motion_speed", r.motion_speed.to_string(), "must be above 0".into());
+    }
+    if r.motion_speed != 1.0 && matches!(config.pipeline, Pipeline::TextToAudio | Pipeline::Dfr) {
+        let why = format!("the pipeline {} does not use it; leave it out", config.pipeline.name());
+        return fail("request.motion_speed", r.motion_speed.to_string(), why);
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use crate::config::load;

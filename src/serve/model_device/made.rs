@@ -22,6 +22,9 @@ pub(super) struct ModelMade {
     finished: Option<Finished>,
 }
 
+/// Writer of a file beside a video.
+type WriteFile<'a> = &'a dyn Fn() -> Result<(), PipelineError>;
+
 impl ModelMade {
     pub(super) fn new(mut written: Written, config: Config, mut warnings: Vec<String>) -> Self {
         let cut = written.generated.cut_tokens;
@@ -42,7 +45,7 @@ impl ModelMade {
             Some(finished) => finished,
             None => {
                 let (finished, failed) = self.written.write(&self.config, &GenerateOptions::default()).parts();
-                let finished = match (finished, failed) {
+                match (finished, failed) {
                     (Some(finished), None) => finished,
                     (Some(finished), Some(error)) if !is_full(&error) => {
                         tracing::error!("{}", one_line(&error));
@@ -52,8 +55,7 @@ impl ModelMade {
                     (None, None) => {
                         return Err(PipelineError::Bug("a video was neither written nor did it fail".into()));
                     }
-                };
-                finished
+                }
             }
         };
         let finished = self.finished.insert(finished);
@@ -63,7 +65,7 @@ impl ModelMade {
             || Ok(write_atomically(&folder.join("sprite.jpg"), &thumbnails::sprite_sheet(&generated.frames)?)?);
         let sound = || Ok(media::write_wav(&folder.join("audio.wav"), &generated.file_sound()?, WavFormat::Pcm16)?);
         let sound = || if has_audio { sound() } else { Ok(()) };
-        let files: [(&str, &dyn Fn() -> Result<(), PipelineError>); 3] =
+        let files: [(&str, WriteFile); 3] =
             [("thumb.jpg", &thumbnail), ("sprite.jpg", &sprites), ("audio.wav", &sound)];
         for (name, write) in files {
             match write() {

@@ -247,6 +247,7 @@ impl ModelDevice {
     }
 
     /// Makes the videos.
+    #[allow(clippy::result_large_err)] // One a job.
     fn make(&mut self, order: &Order, work: &mut Prepared, warms: bool, watch: Watch) -> Result<Vec<Generated>, Ended> {
         let saving = self.saving(order, work)?;
         let run = RunOptions {
@@ -301,6 +302,7 @@ impl ModelDevice {
         work.configs.into_iter().zip(work.jobs).zip(videos).zip(&order.jobs).map(of).collect()
     }
 
+    #[allow(clippy::result_large_err)] // One a job.
     fn run_order(&mut self, order: &Order, chunk: usize, watch: Watch) -> Result<Vec<Box<dyn Made>>, Ended> {
         self.counts.begin(&mut self.session.runner.executor);
         let (mut stopped, together) = (None, self.together.clone());

@@ -25,9 +25,10 @@ impl<T> Integers<T> {
 impl Entry {
     /// The same place where so many shards are in front of those of its checkpoint.
     pub(super) fn behind(&self, shards: usize) -> Self {
-        let moved = |other: &Box<Entry>| Box::new(other.behind(shards));
-        let integers = self.integers.as_ref().map(|own| Integers { zero_points: own.zero_points.as_ref().map(moved) });
-        let factors = self.factors.as_ref().map(moved);
+        let moved = |other: &Entry| Box::new(other.behind(shards));
+        let integers =
+            self.integers.as_ref().map(|own| Integers { zero_points: own.zero_points.as_deref().map(moved) });
+        let factors = self.factors.as_deref().map(moved);
         Entry { shard: self.shard + shards, factors, integers, ..self.clone() }
     }
 
@@ -40,13 +41,13 @@ impl Entry {
         });
         let bytes = (self.range.end - self.range.start) / count as u64;
         let start = self.range.start + index as u64 * bytes;
-        let of_rows = |other: &Box<Entry>| match other.shape.first() {
-            Some(1) | None => other.clone(),
+        let of_rows = |other: &Entry| match other.shape.first() {
+            Some(1) | None => Box::new(other.clone()),
             Some(_) => Box::new(other.part(index, count)),
         };
         let integers =
-            self.integers.as_ref().map(|own| Integers { zero_points: own.zero_points.as_ref().map(of_rows) });
-        let factors = self.factors.as_ref().map(of_rows);
+            self.integers.as_ref().map(|own| Integers { zero_points: own.zero_points.as_deref().map(of_rows) });
+        let factors = self.factors.as_deref().map(of_rows);
         Entry { shape: shape.into(), range: start..start + bytes, factors, integers, ..self.clone() }
     }
 }

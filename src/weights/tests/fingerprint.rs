@@ -17,8 +17,8 @@ fn write(path: &Path, bytes: &[u8]) {
 
 #[test]
 fn start_middle_and_end_are_hashed_and_small_tensors_whole() {
-    assert_eq!(blocks(100), [0..100]);
-    assert_eq!(blocks(4 * BLOCK), [0..4 * BLOCK]);
+    assert_eq!(blocks(100), std::iter::once(0..100).collect::<Vec<_>>());
+    assert_eq!(blocks(4 * BLOCK), std::iter::once(0..4 * BLOCK).collect::<Vec<_>>());
     assert_eq!(blocks(100 * BLOCK), [0..BLOCK, 99 * BLOCK / 2..99 * BLOCK / 2 + BLOCK, 99 * BLOCK..100 * BLOCK]);
 }
 
