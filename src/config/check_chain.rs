@@ -1,6 +1,7 @@
 //! Checks of a video of several clips.
 
 use super::legal::{FRAME_STEP, Fault, around, fail};
+use super::pipeline::Pipeline;
 use super::schema::Config;
 
 /// Checks the settings of a video of several clips.
