@@ -80,6 +80,7 @@ fn rate_of(wav: &str) -> u32 {
 
 /// Every preset of both generations on a small model, with frames given where the pipeline takes them: its programs, by
 /// hash. Two are run, and the hashes are those of what ran; in full all are.
+#[allow(clippy::too_many_lines)] // One table of presets.
 #[needs(cpu)]
 fn every_preset_runs_at_small_size() {
     let dir = tempfile::tempdir().expect("a folder");

@@ -68,7 +68,7 @@ impl Ended {
 
     /// The last line about denoising steps that are done.
     fn steps(&self) -> Option<&str> {
-        self.stderr.lines().filter(|line| line.ends_with(" steps")).next_back()
+        self.stderr.lines().rfind(|line| line.ends_with(" steps"))
     }
 }
 

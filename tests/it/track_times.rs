@@ -174,7 +174,7 @@ fn runs(sound: &Audio) -> Vec<(usize, f32)> {
 fn matroska_sound_starts_at_its_first_block() {
     let late = Track { start: 780, ..Track::new(0.5) };
     for name in ["late.mkv", "late.webm"] {
-        assert_eq!(heard(name, &matroska(&[late.clone()])), [(6240, 0.0), (800, 0.5)], "{name}");
+        assert_eq!(heard(name, &matroska(std::slice::from_ref(&late))), [(6240, 0.0), (800, 0.5)], "{name}");
     }
     // 25 ms that the encoder put in front, of a block at 0 and of one at 10 ms.
     for (start, unheard) in [(0, 200), (10, 120)] {
@@ -183,7 +183,7 @@ fn matroska_sound_starts_at_its_first_block() {
     }
     // Cut out of a longer recording.
     let cut = Track { start: 3_600_000, ..Track::new(0.5) };
-    assert_eq!(heard("cut.mkv", &matroska(&[cut.clone()])), [(800, 0.5)]);
+    assert_eq!(heard("cut.mkv", &matroska(std::slice::from_ref(&cut))), [(800, 0.5)]);
     let later = Track { start: 3_600_100, ..Track::new(0.25) };
     let tracks = [Track { is_default: false, ..cut }, later];
     assert_eq!(heard("cut.mkv", &matroska(&tracks)), [(800, 0.0), (800, 0.25)]);
@@ -208,8 +208,8 @@ fn default_sound_track_is_read() {
 #[needs(nothing)]
 fn itunes_tag_holds_where_there_is_no_edit_list() {
     let track = Track::new(0.5);
-    assert_eq!(heard("a.m4a", &mp4(&[track.clone()], Some([100, 650]))), [(650, 0.5)]);
-    assert_eq!(heard("a.m4a", &mp4(&[track.clone()], Some([300, 0]))), [(500, 0.5)]);
+    assert_eq!(heard("a.m4a", &mp4(std::slice::from_ref(&track), Some([100, 650]))), [(650, 0.5)]);
+    assert_eq!(heard("a.m4a", &mp4(std::slice::from_ref(&track), Some([300, 0]))), [(500, 0.5)]);
     let listed = Track { edits: vec![[250, -1], [75, 200]], ..track };
     assert_eq!(heard("a.m4a", &mp4(&[listed], Some([100, 650]))), [(2000, 0.0), (600, 0.5)]);
 }
