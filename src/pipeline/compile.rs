@@ -79,7 +79,7 @@ pub struct Compilation {
 
 impl Compilation {
     /// Time of a step with all blocks, where the chip is known: each block that was not compiled as those that were.
-    pub(crate) fn predicted_all(&self) -> Option<Predicted> {
+    pub fn predicted_all(&self) -> Option<Predicted> {
         let more = self.whole.1 as f64 - self.layers as f64;
         Some(self.report.predicted?.with(more, &self.report.predicted_layer?))
     }

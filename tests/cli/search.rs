@@ -9,7 +9,7 @@ use ltx2::analysis::Chip;
 use ltx2::config::{CliOverrides, load, read_layout_source};
 use ltx2::hlo::Mesh;
 use ltx2::nn::{Build, Lowering, Quantization};
-use ltx2::pipeline::layouts::{Bound, bound, parts, placed};
+use ltx2::pipeline::layouts::{Bound, bound, placed};
 use ltx2::pipeline::programs::{ProgramKind, Programs};
 use ltx2::tune::Record;
 
@@ -243,7 +243,7 @@ impl Published {
         let build = Build { layout: layout.clone(), ..build() };
         let network = self.programs.network(ProgramKind::Denoise, &build).expect("builds");
         let chip = Chip::named(chip).expect("a chip").uncalibrated();
-        bound(&network, &layout, Some(&chip), self.products, Quantization::None, parts(&point), self.programs.layers())
+        bound(&network, &layout, Some(&chip), Quantization::None, self.programs.layers())
     }
 }
 
@@ -259,7 +259,8 @@ fn bounds_are_below_what_is_known_and_near_it() {
     assert!((300e12..450e12).contains(&published.products), "{:.3e}", published.products);
     let ulysses = published.bound("ulysses", &[("context", 8)], "v5p");
     let compute = published.products / 8.0 / 459e12 * 1e3;
-    assert!((0.97..=1.0).contains(&(ulysses.compute / compute)), "{ulysses:?}, {compute}");
+    // An eighth of the video, and the whole audio stream.
+    assert!((0.98..=1.06).contains(&(ulysses.compute / compute)), "{ulysses:?}, {compute}");
     // 50.3 MB of trades a block, of which 7/8 are received; the guide has 52.5 with video to audio.
     // A trade between eight on a ring uses half of what a gather does.
     let trades = 48.0 * 50.33e6 * 7.0 / 8.0 / 100e9 * 1e3;
@@ -279,7 +280,10 @@ fn bounds_are_below_what_is_known_and_near_it() {
     let tensor = published.bound("tensor", &[("tensor", 8)], "v5p");
     let sums = 48.0 * 3.0 * 100.66e6 * 2.0 * 7.0 / 8.0 / 200e9 * 1e3;
     assert!((tensor.links / sums - 1.0).abs() < 0.02, "{tensor:?}, {sums}");
-    // Half the devices do the other half's work.
+    // Half of the devices repeat the work of the other half.
     let idle = published.bound("fsdp-ulysses", &[("fsdp", 2), ("context", 4)], "v5p");
-    assert!((idle.compute / ulysses.compute - 2.0).abs() < 1e-6, "{idle:?}");
+    assert!((1.9..=2.0).contains(&(idle.compute / ulysses.compute)), "{idle:?}");
+    // Heads and widths that do not divide leave each device all of the work.
+    let repeated = published.bound("tensor", &[("tensor", 3)], "v5p");
+    assert!((repeated.compute / (8.0 * compute) - 0.98).abs() < 1e-3 && repeated.links == 0.0, "{repeated:?}");
 }

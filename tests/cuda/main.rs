@@ -7,6 +7,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod layout_choice;
 mod programs;
 mod targets;
 mod why;

@@ -10,6 +10,7 @@ pub mod rope;
 pub mod single_file;
 pub mod standin;
 pub mod thresholds;
+pub mod layout_choice;
 pub mod tpu;
 pub mod tuning_guide;
 

@@ -10,7 +10,7 @@ use ltx2::hlo::DType;
 use ltx2::pipeline::programs::ProgramKind;
 
 use crate::support::tpu::{Case, Compiled, compiled, is_chosen, parameter_bytes};
-use crate::support::{full, needs};
+use crate::support::{full, layout_choice, needs};
 
 /// A loop of a run: of one pass at the slice's size, or of the second of two at 1536x1024.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -119,6 +119,15 @@ fn chosen() -> impl Iterator<Item = &'static Slice> {
 /// The slices' files and targets.
 pub fn slices() -> impl Iterator<Item = (&'static str, &'static str)> {
     SLICES.iter().map(|slice| (slice.config, slice.target))
+}
+
+/// Hundreds of programs of two blocks: `LTX2_TEST_CHIP=v6e` takes one chip's, `LTX2_TEST_LAYOUTS=tpu/v6e-8` one slice's, and what is
+/// compiled is kept.
+#[needs(tpu, full)]
+fn auto_is_near_the_best_shipped_layout_on_every_slice() {
+    let asked = chosen().filter(|slice| layout_choice::is_chosen(slice.config));
+    let all: Vec<String> = asked.flat_map(|slice| layout_choice::faults(slice.config, &[], slice.target)).collect();
+    assert!(all.is_empty(), "{}", all.join("\n"));
 }
 
 /// Attention kernels of a block: of each stream to itself, to its text and to the other.

@@ -9,8 +9,10 @@ use indexmap::IndexMap;
 
 use super::error::{Error, Result};
 use super::program::{Argument, Output, Program};
+use super::propagation::Known;
 use super::sharding::Mesh;
 use super::types::{Type, list};
+use super::work::Work;
 use crate::DType;
 
 /// Precision of matmuls and convolutions of f32 operands on matrix units.
@@ -43,6 +45,7 @@ pub struct Value {
     pub(super) name: Rc<str>,
     pub(super) ty: Type,
     pub(super) region: usize,
+    pub(super) sharding: Known,
 }
 
 /// A block of operations being written. A `while` region passes every value it uses from outside through the loop's
@@ -83,6 +86,8 @@ pub(super) struct State {
     pub mesh: Option<Mesh>,
     /// FLOPs of matmuls so far.
     pub dot_flops: f64,
+    /// What one device does so far.
+    pub work: Work,
     /// Bytes of the smallest collective permute so far.
     pub smallest_permute: Option<usize>,
     regions: Vec<Region>,
@@ -102,6 +107,8 @@ pub(super) struct Function {
     pub results: Vec<Type>,
     /// FLOPs of matmuls in one call.
     pub dot_flops: f64,
+    /// What one device does in one call.
+    pub work: Work,
 }
 
 /// Guard of a name scope, which ends when dropped.
@@ -122,6 +129,7 @@ impl Builder {
             mixed_precision_dot: true,
             mesh: None,
             dot_flops: 0.0,
+            work: Work::default(),
             smallest_permute: None,
             regions: vec![Region { id: 0, kind: RegionKind::Isolated, text: String::new() }],
             next_name: 0,
@@ -181,12 +189,13 @@ impl Builder {
         let mut s = self.0.borrow_mut();
         let name: Rc<str> = format!("%arg{}", s.arguments.len()).into();
         let ty = argument.ty.clone();
+        let sharding = argument.sharding.clone().map(Rc::new);
         let twice = s.arguments.insert(argument.name.clone(), argument);
         drop(s);
         if let Some(argument) = twice {
             self.fail("argument", format!("'{}' is declared twice", argument.name));
         }
-        Value { b: self.clone(), name, ty, region: 0 }
+        Value { b: self.clone(), name, ty, region: 0, sharding }
     }
 
     /// Records the first error; later ones follow from it.
@@ -210,7 +219,7 @@ impl Builder {
 
     pub(super) fn value(&self, name: Rc<str>, ty: Type) -> Value {
         let region = self.0.borrow().regions.last().map_or(0, |r| r.id);
-        Value { b: self.clone(), name, ty, region }
+        Value { b: self.clone(), name, ty, region, sharding: None }
     }
 
     /// A fresh SSA name.
@@ -337,15 +346,17 @@ impl Builder {
         let key = function_name(name, &types);
         let known = self.0.borrow().functions.get(&key).map(|f| f.results.clone());
         let results = known.unwrap_or_else(|| self.define(&key, &types, body));
-        let dot_flops = self.0.borrow().functions.get(&key).map_or(0.0, |f| f.dot_flops);
+        let known = self.0.borrow().functions.get(&key).map(|f| (f.dot_flops, f.work.clone()));
+        let (dot_flops, work) = known.unwrap_or_default();
         self.0.borrow_mut().dot_flops += dot_flops;
+        self.0.borrow_mut().work.extend(&work);
         let operands = list(arguments.iter().map(|a| self.name_of(a)));
         let text = format!("func.call @\"{key}\"({operands}) : ({}) -> ({})", list(types.iter()), list(results.iter()));
         self.op_many("call", text, &results)
     }
 
     fn define(&self, key: &str, types: &[Type], body: impl FnOnce(&[Value]) -> Vec<Value>) -> Vec<Type> {
-        let before = self.0.borrow().dot_flops;
+        let (before, mark) = (self.0.borrow().dot_flops, self.0.borrow().work.mark());
         self.push_region(RegionKind::Isolated);
         let parameters: Vec<Value> = types.iter().map(|t| self.value(self.fresh(), t.clone())).collect();
         let results = body(&parameters);
@@ -361,7 +372,8 @@ impl Builder {
         let mut s = self.0.borrow_mut();
         let dot_flops = s.dot_flops - before;
         s.dot_flops = before;
-        s.functions.insert(key.to_string(), Function { text, results: result_types.clone(), dot_flops });
+        let work = s.work.take(mark);
+        s.functions.insert(key.to_string(), Function { text, results: result_types.clone(), dot_flops, work });
         drop(s);
         result_types
     }
@@ -410,6 +422,7 @@ impl Builder {
             results: outputs,
             mesh,
             dot_flops: s.dot_flops,
+            work: s.work.clone(),
             smallest_permute: s.smallest_permute,
         })
     }

@@ -5,10 +5,12 @@ mod dtype;
 mod error;
 mod ops;
 mod program;
+mod propagation;
 mod sharding;
 #[cfg(test)]
 mod tests;
 mod types;
+mod work;
 
 pub use builder::{Builder, Precision, Scope, Value};
 pub use dtype::{DType, Element, F8};
@@ -17,3 +19,4 @@ pub use ops::{Attribute, Comparison, Conv, CustomCall};
 pub use program::{Argument, Output, Program};
 pub use sharding::{Groups, Mesh, Sharding};
 pub use types::Type;
+pub use work::{Matmul, Pattern, Transfer, Work};

@@ -4,6 +4,7 @@ use sha2::{Digest, Sha256};
 
 use super::sharding::{Mesh, Sharding};
 use super::types::Type;
+use super::work::Work;
 
 /// An argument of `main`.
 #[derive(Clone, Debug, PartialEq)]
@@ -63,6 +64,8 @@ pub struct Program {
     /// FLOPs of the matmuls, a multiply-add counted as two, times the trip count of loops where it is known. Custom calls
     /// are not included.
     pub dot_flops: f64,
+    /// What one device does, by the shardings of arguments and constraints.
+    pub work: Work,
     /// Bytes of the smallest value that a device sends in a collective permute; `None` without one.
     pub smallest_permute: Option<usize>,
 }

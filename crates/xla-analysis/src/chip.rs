@@ -27,7 +27,7 @@ use serde::Deserialize;
 
 use super::calibration::{Calibration, Shares};
 use super::collective::CollectiveKind;
-use super::cost::Work;
+use super::cost::{Work, idle_flops};
 
 /// Interconnect of a chip. Bandwidths are bytes a second, one way.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
@@ -270,6 +270,13 @@ impl Chip {
         };
         let compute = bf16 / c.matmul.rate + (work.attention + work.idle) / attention.rate;
         OpTime { compute, memory: work.bytes / c.bandwidth, launch }
+    }
+
+    /// FLOPs that processors without a tile of attention could do while the others compute `flops` of attention with so many
+    /// queries in each of `heads` heads, over all rows; 0 where the number of processors is unknown.
+    #[must_use]
+    pub fn idle_flops(&self, heads: f64, queries: f64, flops: f64) -> f64 {
+        self.processors.map_or(0.0, |processors| idle_flops(processors, heads, queries, flops))
     }
 
     /// Rates that work and a collective take from each other.

@@ -270,11 +270,8 @@ impl<'a> Counter<'a> {
     /// FLOPs that processors without a tile could do while the others compute scores of these dimensions: each takes rows of
     /// a head, and all wait for the last ones.
     fn idle(&self, scores: &[f64], flops: f64) -> f64 {
-        const ROWS: f64 = 128.0;
         let (Some(processors), [heads @ .., queries, _]) = (self.processors, scores) else { return 0.0 };
-        let tiles = heads.iter().product::<f64>() * (queries / ROWS).ceil();
-        let places = (tiles / processors as f64).ceil() * processors as f64;
-        if tiles > 0.0 { flops * (places / tiles - 1.0) } else { 0.0 }
+        idle_flops(processors, heads.iter().product(), *queries, flops)
     }
 
     fn custom_call_work(&self, i: &InstructionProto) -> Work {
@@ -311,6 +308,14 @@ impl<'a> Counter<'a> {
         }
         plain
     }
+}
+
+/// FLOPs that `processors` without a tile of attention could do while the others compute: each tile is 128 queries of a head.
+pub(super) fn idle_flops(processors: usize, heads: f64, queries: f64, flops: f64) -> f64 {
+    const ROWS: f64 = 128.0;
+    let tiles = heads * (queries / ROWS).ceil();
+    let places = (tiles / processors as f64).ceil() * processors as f64;
+    if tiles > 0.0 { flops * (places / tiles - 1.0) } else { 0.0 }
 }
 
 /// Operations that a kernel of our own states in the attributes of its call, which are MLIR's text: `flops = 12 : i64`.

@@ -2,7 +2,7 @@
 //!
 //! | part | counted |
 //! |---|---|
-//! | compute | matmuls of one device, by the number of shards of the work |
+//! | compute | matmuls of one device, by the placements of their operands |
 //! | memory | one read of every parameter per step |
 //! | links | all-gathers of FSDP-sharded weights, context-parallel attention, all-reduces of sharded heads and MLP widths |
 //!
@@ -29,11 +29,6 @@ impl Bound {
     pub(crate) fn cost(&self) -> f64 {
         self.compute.max(self.memory).max(self.links)
     }
-
-    /// Estimate without overlap, by which layouts are ordered.
-    pub(crate) fn guess(&self) -> f64 {
-        self.compute.max(self.memory) + self.links
-    }
 }
 
 /// Fraction of the matmul operations that certainly stay matmuls: one with a single row may become a reduction.
@@ -47,15 +42,13 @@ struct Demand {
     axes: Vec<String>,
 }
 
-/// Lower bound of a program on a layout's mesh. `flops` are the floating-point operations of a step over all devices,
-/// all at the rate of `quantization`, though attention has none of 8 bits; `parts` the number of shards of the work.
+/// Lower bound of a program on a layout's mesh. Its FLOPs are those of one device, all at the rate of `quantization`, though
+/// attention has none of 8 bits.
 pub fn bound(
     network: &Network,
     layout: &Layout,
     chip: Option<&Chip>,
-    flops: f64,
     quantization: Quantization,
-    parts: usize,
     blocks: usize,
 ) -> Bound {
     let mesh = &layout.mesh;
@@ -71,7 +64,7 @@ pub fn bound(
     };
     let read: f64 = weights(network).map(|p| size(&p.ty, &computed(p, layout), mesh) * times(p, blocks)).sum();
     // At the rate of matmuls or of attention, whichever is higher: a bound from below.
-    let flops = KEPT * flops / parts.max(1) as f64 / chip.attention_speed();
+    let flops = KEPT * network.program.work.flops() / chip.attention_speed();
     let of = |types: Quantization| if types == quantization { flops } else { 0.0 };
     let (fp8, int8) = (of(Quantization::Fp8), of(Quantization::Int8 { activations: true }));
     let work = chip.op_time(Work { flops, fp8, int8, bytes: read, ..Work::default() });
@@ -157,8 +150,8 @@ struct VideoTokens {
     axes: Vec<String>,
     /// Mesh axes that shard the heads.
     heads: Vec<String>,
-    /// Name of an activation in a block's self-attention.
-    tensor: String,
+    /// Mesh axes that shard the inner width of the feed-forward layer; none where it does not divide.
+    inner: Vec<String>,
     blocks: f64,
 }
 
@@ -172,6 +165,9 @@ impl VideoTokens {
         };
         let q = network.placements.iter().find(queries)?;
         let own_heads = size(&q.ty, &q.sharding, &layout.mesh);
+        let name = q.tensor.replace(".attn1.attention", ".ff.hidden");
+        let hidden = network.placements.iter().find(|p| p.role == Role::Activation && p.tensor == name);
+        let inner = hidden.and_then(|p| Some(p.sharding.0[p.axes.iter().position(|a| *a == Axis::Mlp)?].clone()));
         let mut whole = q.sharding.clone();
         whole.0[2].clear();
         Some(VideoTokens {
@@ -179,7 +175,7 @@ impl VideoTokens {
             own_heads,
             axes: q.sharding.0[1].clone(),
             heads: q.sharding.0[2].clone(),
-            tensor: q.tensor.clone(),
+            inner: inner.unwrap_or_default(),
             blocks: blocks as f64,
         })
     }
@@ -214,13 +210,12 @@ impl VideoTokens {
     /// All-reduces of partial sums over sharded heads or MLP widths: after self-attention, text attention and the
     /// feed-forward layer.
     fn sums(&self, layout: &Layout) -> Vec<Demand> {
-        let inner = layout.mesh_axes(&self.tensor.replace(".attn1.attention", ".ff.hidden"), Axis::Mlp);
         let of = |axes: &[String], times: f64| {
             let n = axes.iter().filter_map(|a| layout.mesh.size(a)).product::<usize>() as f64;
             let wire = times * self.blocks * 2.0 * self.bytes * (n - 1.0) / n;
             (n > 1.0).then(|| Demand { kind: CollectiveKind::AllReduce, wire, axes: axes.to_vec() })
         };
-        of(&self.heads, 2.0).into_iter().chain(of(&inner, 1.0)).collect()
+        of(&self.heads, 2.0).into_iter().chain(of(&self.inner, 1.0)).collect()
     }
 
     /// All-gathers of weights sharded over the same devices as their tokens: either the weight moves, or the tokens do.

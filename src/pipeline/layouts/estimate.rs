@@ -6,12 +6,13 @@ use super::super::error::Result;
 use super::super::programs::{ProgramKind, Programs};
 use super::super::setup;
 use super::bound::{bound, needed};
-use super::space::{Point, parts};
+use super::space::Point;
+use super::time::{StepTime, received};
 use crate::analysis::Chip;
 use crate::config::Config;
 use crate::hlo;
 use crate::models::Network;
-use crate::nn::{Build, Layout, Lowering, Quantization};
+use crate::nn::{Build, Lowering, Quantization};
 use crate::runtime::{Toolchain, device_bytes};
 
 /// Devices that a layout is for.
@@ -31,8 +32,6 @@ pub(crate) struct Loop {
     pub(crate) kind: ProgramKind,
     /// Evaluations of the transformer.
     pub(crate) steps: usize,
-    /// Floating-point operations of a step's matmuls for one video, over all devices.
-    flops: f64,
 }
 
 /// Layout on a mesh, with what its loops need.
@@ -42,6 +41,8 @@ pub(crate) struct Estimate {
     pub(crate) mesh: hlo::Mesh,
     /// Milliseconds of all evaluations for all videos; received bytes where the chip is unknown.
     pub(crate) cost: f64,
+    /// FLOPs of a device's matmuls in all evaluations.
+    pub(crate) flops: f64,
     /// Lower bound of `cost`.
     pub(crate) bound: f64,
     /// Runs of each program: the videos that it makes at a time are those that the layout splits a batch over.
@@ -78,17 +79,12 @@ impl<'a> Estimator<'a> {
         let unroll_layers = build.lowering.unroll_layers && build.quantization != Quantization::None;
         let build = Build { lowering: Lowering { unroll_layers, ..build.lowering }, ..build };
         let programs = Programs::of(&alone, None)?;
-        // On one device, in a lowering that writes every matmul.
-        let plain = Build { lowering: Lowering::default(), layout: Layout::default(), ..build.clone() };
         let all = programs.loops(config.sampler.steps);
         let asked = match only {
             Some(kind) => vec![all.into_iter().find(|(k, _)| *k == kind).unwrap_or((kind, 1))],
             None => all,
         };
-        let mut loops = Vec::new();
-        for (kind, steps) in asked {
-            loops.push(Loop { kind, steps, flops: programs.network(kind, &plain)?.program.dot_flops });
-        }
+        let loops = asked.into_iter().map(|(kind, steps)| Loop { kind, steps }).collect();
         Ok(Estimator { devices, videos: config.request.num_videos, programs, build, loops })
     }
 
@@ -97,15 +93,10 @@ impl<'a> Estimator<'a> {
     /// # Errors
     /// Why the layout cannot be taken, in words.
     pub(crate) fn estimate(&self, point: &Point) -> std::result::Result<(Estimate, Vec<Network>), String> {
-        let parts = parts(point);
-        // Of an unknown chip, the cost of repeating work on several devices is unknown.
-        if self.devices.chip.is_none() && parts < self.devices.count {
-            return Err("devices repeat each other's work, which costs an unknown time on an unknown chip".into());
-        }
         let build = self.build_on(point)?;
         let at_once = videos_at_once(&build.layout);
         let runs = self.videos.div_ceil(at_once);
-        let (mut cost, mut least, mut values, mut parameters) = (0.0, 0.0, 0, Vec::new());
+        let (mut cost, mut flops, mut least, mut values, mut parameters) = (0.0, 0.0, 0.0, 0, Vec::new());
         let mut networks = Vec::new();
         for l in &self.loops {
             let network = self.programs.network(l.kind, &build).map_err(|e| e.to_string())?;
@@ -113,16 +104,18 @@ impl<'a> Estimator<'a> {
             values = values.max(needed(&network) - own as i64);
             parameters.push(own as i64);
             let blocks = self.programs.layers();
-            let flops = l.flops * at_once as f64;
-            let (chip, types) = (self.devices.chip, build.quantization);
-            let bound = bound(&network, &build.layout, chip, flops, types, parts, blocks);
-            cost += bound.guess() * (l.steps * runs) as f64;
-            least += bound.cost() * (l.steps * runs) as f64;
+            let chip = self.devices.chip;
+            let bound = bound(&network, &build.layout, chip, build.quantization, blocks);
+            let evaluations = (l.steps * runs) as f64;
+            let program = &network.program;
+            cost += evaluations * chip.map_or_else(|| received(program), |chip| StepTime::of(program, chip).total());
+            flops += evaluations * program.work.flops();
+            least += evaluations * bound.cost();
             networks.push(network);
         }
         let layout = point.named.clone().unwrap_or_else(|| point.label.clone());
         let mesh = point.mesh.clone();
-        Ok((Estimate { layout, mesh, cost, runs, bound: least, parameters, values, fits: true }, networks))
+        Ok((Estimate { layout, mesh, cost, flops, runs, bound: least, parameters, values, fits: true }, networks))
     }
 
     fn build_on(&self, point: &Point) -> std::result::Result<Build, String> {
@@ -137,6 +130,12 @@ impl<'a> Estimator<'a> {
     pub(crate) fn parameters(&self, point: &Point) -> std::result::Result<i64, String> {
         let each = self.programs.parameters(&self.build_on(point)?).map_err(|e| e.to_string())?;
         Ok(each.values().sum::<usize>() as i64)
+    }
+
+    /// Whether a layout's loops fit beside the run's other parameters.
+    pub(super) fn fits(&self, estimate: &Estimate, point: &Point) -> bool {
+        let needed = self.parameters(point).map(|bytes| bytes + estimate.values);
+        needed.is_ok_and(|bytes| self.devices.capacity.is_none_or(|capacity| bytes <= capacity))
     }
 
     /// The fastest of layouts, the simplest first, that fits, and the next that is not the same; where none fits, that of least

@@ -6,16 +6,19 @@
 mod bound;
 mod estimate;
 mod space;
+mod time;
 
 pub(crate) use bound::needed;
 pub use bound::{Bound, bound};
 pub(crate) use estimate::{Devices, Estimate, Estimator};
 pub(crate) use space::{Extent, composed, mesh_name, meshes};
-pub use space::{Point, parts, placed};
+pub use space::{Point, placed};
 
 use super::error::{PipelineError, Result};
+use super::programs::ProgramKind;
 use crate::config::{AUTO, Config, Mesh, read_layout_source, resolve_mesh, shipped_layouts};
 use crate::request;
+use crate::runtime::OpenTarget;
 
 /// The fastest layout for devices that fits, and the next.
 #[derive(Clone, Debug)]
@@ -31,6 +34,9 @@ pub(crate) struct Ranking {
 /// Fraction of the time that a faster layout must save to be named.
 const WORTH_NAMING: f64 = 0.05;
 
+/// FLOPs of a device beyond which a layout repeats work, in those of the layout with the fewest.
+const REPEATED: f64 = 1.1;
+
 /// Shipped layouts for devices, on the configuration's mesh where it names one.
 ///
 /// # Errors
@@ -40,6 +46,17 @@ pub(crate) fn ranking(config: &Config, devices: Devices) -> Result<Ranking> {
 }
 
 fn ranking_by(estimator: &Estimator, config: &Config, mesh: Option<Mesh>) -> Result<Ranking> {
+    let devices = estimator.devices;
+    let all = estimates(estimator, config, mesh)?;
+    let (first, next) = estimator.fastest(all).ok_or_else(|| {
+        let why = "layout auto: no shipped layout uses this mesh; name a layout, or leave the mesh out";
+        PipelineError::Usage(why.into())
+    })?;
+    Ok(Ranking { first, next, timed: devices.chip.is_some(), steps: estimator.steps() * estimator.videos })
+}
+
+/// Estimates of the shipped layouts, the simplest first, on a mesh or on all.
+fn estimates(estimator: &Estimator, config: &Config, mesh: Option<Mesh>) -> Result<Vec<(Estimate, Point)>> {
     let devices = estimator.devices;
     let extent =
         Extent { devices: devices.count, videos: config.request.num_videos, branches: request::branches(config).len() };
@@ -61,11 +78,57 @@ fn ranking_by(estimator: &Estimator, config: &Config, mesh: Option<Mesh>) -> Res
             all.push((estimate, point));
         }
     }
-    let (first, next) = estimator.fastest(all).ok_or_else(|| {
-        let why = "layout auto: no shipped layout uses this mesh; name a layout, or leave the mesh out";
-        PipelineError::Usage(why.into())
-    })?;
-    Ok(Ranking { first, next, timed: devices.chip.is_some(), steps: estimator.steps() * estimator.videos })
+    if devices.chip.is_none() {
+        // Received bytes say nothing of the time in which devices repeat each other's work.
+        let least = all.iter().map(|(estimate, _)| estimate.flops).fold(f64::INFINITY, f64::min);
+        all.retain(|(estimate, _)| estimate.flops <= REPEATED * least);
+    }
+    Ok(all)
+}
+
+/// Shipped layout on a mesh, as `layout: auto` sees it.
+#[derive(Clone, Debug)]
+pub struct Candidate {
+    pub layout: String,
+    /// Mesh in the syntax of `--mesh`.
+    pub mesh: String,
+    /// Estimated milliseconds of all steps of a request.
+    pub estimate: f64,
+    /// Lower bound of the same.
+    pub bound: f64,
+    /// Whether it fits beside the run's other parameters.
+    pub fits: bool,
+}
+
+/// Candidates of `layout: auto` for a target.
+#[derive(Clone, Debug)]
+pub struct Candidates {
+    /// What auto takes.
+    pub chosen: Candidate,
+    /// All of them, the fastest by estimate first.
+    pub all: Vec<Candidate>,
+    /// Loops of a request with the number of their steps.
+    pub loops: Vec<(ProgramKind, usize)>,
+}
+
+/// Candidates of `layout: auto` for a target's devices, for comparing its choice with compiled programs.
+///
+/// # Errors
+/// A configuration whose programs cannot be written; a mesh that no shipped layout uses.
+pub fn candidates(config: &Config, machine: &OpenTarget) -> Result<Candidates> {
+    let (toolchain, chip, count) = (machine.toolchain(), machine.target.chip(), machine.devices.len());
+    let devices = Devices { toolchain: &toolchain, count, capacity: machine.capacity, chip: chip.as_ref() };
+    let estimator = Estimator::new(config, devices, None)?;
+    let of = |e: &Estimate, fits| {
+        let (layout, mesh) = (e.layout.clone(), mesh_name(&e.mesh));
+        Candidate { layout, mesh, estimate: e.cost, bound: e.bound, fits }
+    };
+    let points = estimates(&estimator, config, config.mesh)?;
+    let mut all: Vec<Candidate> = points.iter().map(|(e, point)| of(e, estimator.fits(e, point))).collect();
+    all.sort_by(|a, b| a.estimate.total_cmp(&b.estimate));
+    let first = ranking_by(&estimator, config, config.mesh)?.first;
+    let chosen = of(&first, first.fits);
+    Ok(Candidates { chosen, all, loops: estimator.loops.iter().map(|l| (l.kind, l.steps)).collect() })
 }
 
 impl Ranking {
@@ -163,6 +226,53 @@ mod tests {
         let all = ranking(&config, devices).unwrap();
         assert!(all.first.fits);
         (all.first.layout.clone(), mesh_name(&all.first.mesh), all.decision(devices))
+    }
+
+    #[test]
+    fn dump_estimates() {
+        let Ok(cases) = std::env::var("DUMP") else { return };
+        for case in cases.split(';') {
+            let mut words = case.split(' ');
+            let (preset, kind, count) = (words.next().unwrap(), words.next().unwrap(), words.next().unwrap().parse::<usize>().unwrap());
+            let config = Config::load(preset, words).unwrap();
+            let platform = if kind.starts_with('h') { "cuda" } else { "tpu" };
+            let chip = Chip::named(kind).unwrap();
+            let toolchain = Toolchain { platform: platform.into(), kind: chip.device_kinds[0].clone(), version: String::new() };
+            let devices = Devices { toolchain: &toolchain, count, capacity: Some(chip.capacity), chip: Some(chip) };
+            let estimator = Estimator::new(&config, devices, None).unwrap();
+            let extent = Extent { devices: count, videos: 1, branches: request::branches(&config).len() };
+            let started = std::time::Instant::now();
+            let mut all = Vec::new();
+            for name in shipped_layouts() {
+                let source = read_layout_source(name).unwrap();
+                for mesh in config.mesh.map_or_else(|| meshes(extent), |m| vec![resolve_mesh(&m, count).unwrap()]) {
+                    let Some(point) = placed(name.into(), Some(name.into()), &source, &mesh) else { continue };
+                    match estimator.estimate(&point) {
+                        Err(e) => println!("{name} {}: {e}", mesh_name(&mesh)),
+                        Ok((e, networks)) => {
+                            let loops: Vec<_> = networks.iter().map(|n| time::StepTime::of(&n.program, chip)).collect();
+                            let fits = estimator.parameters(&point).map(|p| p + e.values);
+                            for (n, l) in networks.iter().zip(&estimator.loops) {
+                                let w = &n.program.work;
+                                let m: Vec<_> = w.matmuls.iter().map(|m| serde_json::json!([m.flops, m.bytes, m.dtype.name(), m.attention, m.times])).collect();
+                                let x: Vec<_> = w.transfers.iter().map(|t| serde_json::json!([format!("{:?}", t.pattern), t.bytes, t.groups.0[0], t.times])).collect();
+                                let j = serde_json::json!({"case": case, "layout": name, "mesh": mesh_name(&mesh), "loop": l.kind.name(), "steps": l.steps, "matmuls": m, "transfers": x, "gb": fits.as_ref().ok(), "bound": e.bound});
+                                use std::io::Write;
+                                writeln!(std::fs::OpenOptions::new().create(true).append(true).open("/tmp/lay/est.jsonl").unwrap(), "{j}").unwrap();
+                            }
+                            all.push((e, loops, fits));
+                        }
+                    }
+                }
+            }
+            println!("== {case}: {} points in {:.1} s, loops {:?}", all.len(), started.elapsed().as_secs_f64(), estimator.loops);
+            all.sort_by(|a, b| a.0.cost.total_cmp(&b.0.cost));
+            for (e, loops, fits) in all {
+                print!("{:22} {:24} {:10.1} bound {:10.1} {:5.1} GB", e.layout, mesh_name(&e.mesh), e.cost, e.bound, fits.map_or(f64::NAN, |b| b as f64 / 1e9));
+                for l in loops { print!(" | {:.1}: m {:.1} p {:.1} l {:.1}", l.total(), l.matmuls, l.passes, l.links); }
+                println!();
+            }
+        }
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use crate::builder::{Value, axis_of};
 use crate::sharding::Groups;
 use crate::types::{Type, list};
+use crate::work::Pattern;
 
 impl Value {
     fn channel(&self) -> String {
@@ -35,6 +36,7 @@ impl Value {
     /// All-gather: the shards of the group, joined along `axis`.
     pub fn all_gather(&self, axis: isize, groups: &Groups) -> Value {
         let Some((a, ty)) = self.resized("all_gather", axis, groups.size(), 1) else { return self.clone() };
+        self.b.count_transfer(Pattern::AllGather, ty.bytes() as f64, groups);
         let attributes = format!("all_gather_dim = {a} : i64, {}, use_global_device_ids", groups.attribute());
         self.collective("all_gather", &attributes, "", ty)
     }
@@ -45,6 +47,7 @@ impl Value {
         let Some((s, mut ty)) = self.resized("all_to_all", split, 1, n) else { return self.clone() };
         let Some(c) = self.axis("all_to_all", concat) else { return self.clone() };
         ty.dims[c] *= n;
+        self.b.count_transfer(Pattern::AllToAll, ty.bytes() as f64, groups);
         let attributes = format!(
             "concat_dimension = {c} : i64, split_count = {n} : i64, split_dimension = {s} : i64, {}",
             groups.attribute()
@@ -71,6 +74,7 @@ impl Value {
     }
 
     fn all_reduce(&self, op: &str, groups: &Groups) -> Value {
+        self.b.count_transfer(Pattern::AllReduce, self.ty.bytes() as f64, groups);
         let attributes = format!("{}, use_global_device_ids", groups.attribute());
         self.collective("all_reduce", &attributes, &self.reducer(op), self.ty.clone())
     }
@@ -78,6 +82,7 @@ impl Value {
     /// Reduce-scatter: this device's shard, along `axis`, of the sum over the group.
     pub fn reduce_scatter_sum(&self, axis: isize, groups: &Groups) -> Value {
         let Some((a, ty)) = self.resized("reduce_scatter", axis, 1, groups.size()) else { return self.clone() };
+        self.b.count_transfer(Pattern::ReduceScatter, ty.bytes() as f64, groups);
         let attributes = format!("scatter_dimension = {a} : i64, {}, use_global_device_ids", groups.attribute());
         self.collective("reduce_scatter", &attributes, &self.reducer("add"), ty)
     }
@@ -87,6 +92,8 @@ impl Value {
         let bytes = self.ty.bytes();
         let smallest = self.b.0.borrow().smallest_permute.map_or(bytes, |other| other.min(bytes));
         self.b.0.borrow_mut().smallest_permute = Some(smallest);
+        let pairs_of = Groups(pairs.iter().map(|&(from, to)| vec![from, to]).collect());
+        self.b.count_transfer(Pattern::Permute, bytes as f64, &pairs_of);
         let rows = list(pairs.iter().map(|(a, b)| format!("[{a}, {b}]")));
         let attributes = format!("source_target_pairs = dense<[{rows}]> : tensor<{}x2xi64>", pairs.len());
         self.collective("collective_permute", &attributes, "", self.ty.clone())

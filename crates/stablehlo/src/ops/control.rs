@@ -4,13 +4,15 @@ use std::rc::Rc;
 
 use crate::DType;
 use crate::builder::{Builder, Captures, RegionKind, Value};
+use crate::propagation::Known;
 use crate::types::{Type, list};
+use crate::work::Work;
 
 impl Value {
     /// Optimization barrier: the value is computed once, before its readers, and not again for each of them.
     pub fn optimization_barrier(&self) -> Value {
         let text = format!("stablehlo.optimization_barrier {} : {}", self.local(), self.ty);
-        self.b.op("optimization_barrier", text, self.ty.clone())
+        self.b.op("optimization_barrier", text, self.ty.clone()).with_sharding(self.sharding.clone())
     }
 }
 
@@ -24,7 +26,10 @@ impl Builder {
         body: impl FnOnce(&[Value]) -> Vec<Value>,
     ) -> Vec<Value> {
         self.push_region(RegionKind::Loop { captures: Captures::new() });
-        let carried: Vec<Value> = init.iter().map(|v| self.value(self.fresh(), v.ty.clone())).collect();
+        let carried: Vec<Value> = init
+            .iter()
+            .map(|v| self.value(self.fresh(), v.ty.clone()).with_sharding(v.sharding.clone()))
+            .collect();
         let proceed = condition(&carried);
         if proceed.ty != Type::scalar(DType::Bool) {
             self.fail("while", format!("the condition must be a boolean scalar, got {}", proceed.ty));
@@ -40,6 +45,7 @@ impl Builder {
         if next.len() != carried.len() {
             self.fail("while", format!("{} values carried, {} come back", carried.len(), next.len()));
         }
+        let shardings: Vec<Known> = next.iter().map(|v| v.sharding.clone()).collect();
         let next: Vec<Rc<str>> = next.iter().map(|v| self.name_of(v)).collect();
         let region = self.pop_region();
         let RegionKind::Loop { captures } = region.kind else { return init.to_vec() };
@@ -57,7 +63,7 @@ impl Builder {
         );
         let mut results = self.op_many("while", text, &types);
         results.truncate(init.len());
-        results
+        results.into_iter().zip(shardings).map(|(v, sharding)| v.with_sharding(sharding)).collect()
     }
 
     /// Runs one of `count` bodies: the one that `index`, a 32-bit integer scalar, numbers, or the last for a number out of
@@ -68,8 +74,9 @@ impl Builder {
             return Vec::new();
         }
         let index = self.name_of(index);
-        let before = self.0.borrow().dot_flops;
+        let (before, mark) = (self.0.borrow().dot_flops, self.0.borrow().work.mark());
         let (mut types, mut most) = (Vec::<Type>::new(), before);
+        let (mut work, mut shardings) = (Work::default(), Vec::new());
         let bodies: Vec<String> = (0..count)
             .map(|k| {
                 self.0.borrow_mut().dot_flops = before;
@@ -82,13 +89,20 @@ impl Builder {
                 }
                 self.raw_line(format!("stablehlo.return {names} : {}", list(&own)));
                 types = own;
+                shardings = results.iter().map(|v| v.sharding.clone()).collect();
                 most = most.max(self.0.borrow().dot_flops);
+                let own = self.0.borrow_mut().work.take(mark);
+                if own.flops() >= work.flops() {
+                    work = own;
+                }
                 format!("{{\n{}}}", self.pop_region().text)
             })
             .collect();
         self.0.borrow_mut().dot_flops = most;
+        self.0.borrow_mut().work.extend(&work);
         let text = format!("\"stablehlo.case\"({index}) ({}) : (tensor<i32>) -> ({})", list(bodies), list(&types));
-        self.op_many("case", text, &types)
+        let results = self.op_many("case", text, &types).into_iter().zip(shardings);
+        results.map(|(v, sharding): (Value, Known)| v.with_sharding(sharding)).collect()
     }
 
     /// Runs `body(i, carried)` for `i` in `begin..end` (32-bit integer scalars).
@@ -121,10 +135,11 @@ impl Builder {
         body: impl FnOnce(&Value, &[Value]) -> Vec<Value>,
     ) -> Vec<Value> {
         let (begin, end) = (self.scalar(0.0, DType::I32), self.scalar(count as f64, DType::I32));
-        let before = self.0.borrow().dot_flops;
+        let (before, mark) = (self.0.borrow().dot_flops, self.0.borrow().work.mark());
         let results = self.for_loop(&begin, &end, init, body);
         let mut s = self.0.borrow_mut();
         s.dot_flops = before + (s.dot_flops - before) * count as f64;
+        s.work.repeat(mark, count as f64);
         drop(s);
         results
     }

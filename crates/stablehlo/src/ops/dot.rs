@@ -2,7 +2,10 @@
 
 use crate::DType;
 use crate::builder::{Builder, Value};
+use crate::propagation::known;
+use crate::sharding::Sharding;
 use crate::types::{Type, list};
+use crate::work::Matmul;
 
 impl Builder {
     /// Matmul of two tensors by an einsum such as `"bqhd,bkhd->bhqk"`: letters in both operands and the result
@@ -64,7 +67,12 @@ impl Builder {
         let product = if out.size() >= a.dtype().size() { out } else { a.dtype() };
         let ty = Type::new(product, natural.iter().filter_map(|&c| size(c)).collect::<Vec<_>>());
         let summed: usize = sum_a.iter().map(|&i| a.ty.dims[i]).product();
-        self.0.borrow_mut().dot_flops += 2.0 * ty.elements() as f64 * summed as f64;
+        let flops = 2.0 * ty.elements() as f64 * summed as f64;
+        self.0.borrow_mut().dot_flops += flops;
+        // Dimensions of both operands by letter, those of the result first.
+        let summed = sum_a.iter().map(|&i| la[i]);
+        let dims: Vec<[Option<usize>; 2]> =
+            natural.iter().copied().chain(summed).map(|c| [find(&la, c), find(&lb, c)]).collect();
         let p = self.precision().name();
         let batch = if batch_a.is_empty() {
             String::new()
@@ -80,7 +88,37 @@ impl Builder {
             a.ty,
             b.ty
         );
-        self.op("dot_general", text, ty).transpose(&order).to(out)
+        let result = self.op("dot_general", text, ty);
+        self.count_dot([a, b], result, &dims, flops).transpose(&order).to(out)
+    }
+
+    /// Adds a dot's part on one device, and places its result. `dims` are the operands' dimensions of each of the result's,
+    /// then of those that are summed. A mesh axis splits one dimension at most: an operand that has it elsewhere is gathered.
+    fn count_dot(&self, operands: [&Value; 2], result: Value, dims: &[[Option<usize>; 2]], flops: f64) -> Value {
+        let axes_of = |of: &[Option<usize>; 2]| {
+            let each = operands.iter().zip(of).map(|(v, dim)| dim.map(|dim| v.axes_of(dim)).unwrap_or_default());
+            each.max_by_key(|axes| self.parts(axes)).unwrap_or_default()
+        };
+        let split = known(dims.iter().map(axes_of).collect());
+        let rank = result.rank();
+        let axes: Vec<Vec<String>> = split.as_ref().map_or_else(|| vec![Vec::new(); dims.len()], |s| s.0.clone());
+        for (n, v) in operands.iter().enumerate() {
+            let mut own = vec![Vec::new(); v.rank()];
+            for (of, axes) in dims.iter().zip(&axes) {
+                if let Some(dim) = of[n] {
+                    own[dim].clone_from(axes);
+                }
+            }
+            self.count_gather(v, &Sharding(own));
+        }
+        let result = result.with_sharding(known(axes[..rank].to_vec()));
+        let bytes = [operands[0], operands[1], &result].map(|v| self.local_bytes(v));
+        let parts = self.parts(&axes.concat()).unwrap_or(1) as f64;
+        let dtype = operands[0].dtype();
+        let matmul = Matmul { flops: flops / parts, bytes, dtype, attention: None, times: 1.0 };
+        self.0.borrow_mut().work.matmuls.push(matmul);
+        self.count_sum(&result, &axes[rank..].concat());
+        result
     }
 }
 

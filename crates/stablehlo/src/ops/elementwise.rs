@@ -5,6 +5,7 @@ use std::ops;
 
 use crate::DType;
 use crate::builder::{Builder, Value};
+use crate::propagation::merged;
 use crate::types::{Type, broadcast};
 
 /// The direction of a comparison; StableHLO has the same names in capitals.
@@ -38,7 +39,8 @@ impl Builder {
         match self.align(op, a, b) {
             Some((a, b)) => {
                 let ty = a.ty.clone();
-                self.op(op, format!("stablehlo.{op} {}, {} : {ty}", a.local(), b.local()), ty)
+                let sharding = merged(&[&a, &b]);
+                self.op(op, format!("stablehlo.{op} {}, {} : {ty}", a.local(), b.local()), ty).with_sharding(sharding)
             }
             None => self.value("%poison".into(), a.ty.clone()),
         }
@@ -55,7 +57,8 @@ macro_rules! unary {
                     return self.b.poison($op, format!("cannot take {}", self.ty), self.ty.clone());
                 }
                 let ty = self.ty.clone();
-                self.b.op($op, format!("stablehlo.{} {} : {ty}", $op, self.local()), ty)
+                let result = self.b.op($op, format!("stablehlo.{} {} : {ty}", $op, self.local()), ty);
+                result.with_sharding(self.sharding.clone())
             })*
         }
     };
@@ -167,7 +170,8 @@ impl Value {
             return self.clone();
         }
         let ty = self.ty.with_dtype(dtype);
-        self.b.op("convert", format!("stablehlo.convert {} : ({}) -> {ty}", self.local(), self.ty), ty)
+        let text = format!("stablehlo.convert {} : ({}) -> {ty}", self.local(), self.ty);
+        self.b.op("convert", text, ty).with_sharding(self.sharding.clone())
     }
 
     /// Elementwise comparison; the result is boolean.
@@ -189,7 +193,7 @@ impl Value {
             a.ty,
             b.ty
         );
-        self.b.op("compare", text, ty)
+        self.b.op("compare", text, ty).with_sharding(merged(&[&a, &b]))
     }
 
     /// `self ? on_true : on_false`, elementwise with broadcasting; `self` is boolean.
@@ -207,7 +211,7 @@ impl Value {
         };
         let (p, t, f) = (self.broadcast_to(&dims), t.broadcast_to(&dims), f.broadcast_to(&dims));
         let text = format!("stablehlo.select {}, {}, {} : {}, {}", p.local(), t.local(), f.local(), p.ty, t.ty);
-        self.b.op("select", text, t.ty.clone())
+        self.b.op("select", text, t.ty.clone()).with_sharding(merged(&[&t, &f, &p]))
     }
 
     /// The values limited to `low..=high`.
@@ -221,7 +225,8 @@ impl Value {
             return self.b.poison("erf", format!("cannot take {}", self.ty), self.ty.clone());
         }
         let ty = self.ty.clone();
-        self.b.op("erf", format!("chlo.erf {} : {ty} -> {ty}", self.local()), ty)
+        let text = format!("chlo.erf {} : {ty} -> {ty}", self.local());
+        self.b.op("erf", text, ty).with_sharding(self.sharding.clone())
     }
 
     /// True where the value is neither infinite nor NaN.
@@ -240,6 +245,6 @@ impl Value {
         };
         let ty: Type = self.ty.clone();
         let text = format!("stablehlo.reduce_precision {}, format = e{exponent}m{mantissa} : {ty}", self.local());
-        self.b.op("reduce_precision", text, ty)
+        self.b.op("reduce_precision", text, ty).with_sharding(self.sharding.clone())
     }
 }

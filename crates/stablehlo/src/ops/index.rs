@@ -2,6 +2,7 @@
 
 use crate::DType;
 use crate::builder::{Value, axis_of};
+use crate::propagation::known;
 use crate::types::{Type, list};
 
 impl Value {
@@ -21,7 +22,8 @@ impl Value {
             self.ty,
             list(starts.iter().map(|s| &s.ty))
         );
-        self.b.op("dynamic_slice", text, ty)
+        let sharding = if ty == self.ty { self.sharding.clone() } else { self.carried_but(axis) };
+        self.b.op("dynamic_slice", text, ty).with_sharding(sharding)
     }
 
     /// One computed index of the leading dimension, which disappears: a layer's part of a stack.
@@ -48,7 +50,7 @@ impl Value {
             list(starts.iter().map(|s| &s.ty)),
             self.ty
         );
-        self.b.op("dynamic_update_slice", text, self.ty.clone())
+        self.b.op("dynamic_update_slice", text, self.ty.clone()).with_sharding(self.sharding.clone())
     }
 
     fn dynamic_axis(&self, op: &'static str, axis: isize, start: &Value, size: usize) -> Option<usize> {
@@ -85,7 +87,8 @@ impl Value {
             self.ty,
             indices.ty
         );
-        self.b.op("gather", text, ty)
+        let of_rows = (0..rows).map(|i| indices.axes_of(i)).chain((1..self.rank()).map(|i| self.axes_of(i)));
+        self.b.op("gather", text, ty).with_sharding(known(of_rows.collect()))
     }
 
     /// Selects the static positions `indices` of one dimension.
@@ -109,7 +112,7 @@ impl Value {
             self.ty,
             places.ty
         );
-        self.b.op("gather", text, ty)
+        self.b.op("gather", text, ty).with_sharding(self.carried_but(axis))
     }
 
     /// For each batch row of `[b, s, rest…]`, the positions `indices [b, t]`: the result is `[b, t, rest…]`.
@@ -138,6 +141,6 @@ impl Value {
             self.ty,
             column.ty
         );
-        self.b.op("gather", text, ty)
+        self.b.op("gather", text, ty).with_sharding(self.carried_but(1))
     }
 }

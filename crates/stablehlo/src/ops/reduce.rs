@@ -29,7 +29,11 @@ impl Value {
             self.ty,
             init.ty
         );
-        self.b.op("reduce", text, ty)
+        let sharding = self.carried((0..self.rank()).filter(|i| !at.contains(i)).map(Some));
+        let result = self.b.op("reduce", text, ty).with_sharding(sharding);
+        let parts: Vec<String> = at.iter().flat_map(|&i| self.axes_of(i)).collect();
+        self.b.count_sum(&result, &parts);
+        result
     }
 
     fn keep(&self, reduced: &Value, axes: &[isize]) -> Value {

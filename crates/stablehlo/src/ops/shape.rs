@@ -1,6 +1,7 @@
 //! Constants and operations that move or rearrange elements.
 
 use crate::builder::{Builder, Value};
+use crate::propagation::merged;
 use crate::types::{Type, list};
 use crate::{DType, Element};
 
@@ -77,7 +78,10 @@ impl Builder {
         }
         let names = list(values.iter().map(|v| v.local()));
         let types = list(values.iter().map(|v| &v.ty));
-        self.op("concatenate", format!("stablehlo.concatenate {names}, dim = {axis} : ({types}) -> {ty}"), ty)
+        let sharding = merged(values);
+        let sharding = (*first).clone().with_sharding(sharding).carried_but(axis);
+        let text = format!("stablehlo.concatenate {names}, dim = {axis} : ({types}) -> {ty}");
+        self.op("concatenate", text, ty).with_sharding(sharding)
     }
 }
 
@@ -92,7 +96,9 @@ impl Value {
             let message = format!("{} has {} elements, {ty} has {}", self.ty, self.ty.elements(), ty.elements());
             return self.b.poison("reshape", message, ty);
         }
-        self.b.op("reshape", format!("stablehlo.reshape {} : ({}) -> {ty}", self.local(), self.ty), ty)
+        let sharding = self.carried_through_reshape(&ty.dims);
+        let text = format!("stablehlo.reshape {} : ({}) -> {ty}", self.local(), self.ty);
+        self.b.op("reshape", text, ty).with_sharding(sharding)
     }
 
     /// Permutes the dimensions: result dimension `i` is operand dimension `order[i]`.
@@ -108,7 +114,7 @@ impl Value {
         }
         let ty = Type::new(self.dtype(), order.iter().map(|&i| self.ty.dims[i]).collect::<Vec<_>>());
         let text = format!("stablehlo.transpose {}, dims = [{}] : ({}) -> {ty}", self.local(), list(order), self.ty);
-        self.b.op("transpose", text, ty)
+        self.b.op("transpose", text, ty).with_sharding(self.carried(order.iter().map(|&i| Some(i))))
     }
 
     /// Swaps two dimensions.
@@ -141,7 +147,8 @@ impl Value {
         }
         let text =
             format!("stablehlo.broadcast_in_dim {}, dims = [{}] : ({}) -> {ty}", self.local(), list(map), self.ty);
-        self.b.op("broadcast_in_dim", text, ty)
+        let from = |to: usize| map.iter().position(|&m| m == to).filter(|&i| self.ty.dims[i] == dims[to]);
+        self.b.op("broadcast_in_dim", text, ty).with_sharding(self.carried((0..dims.len()).map(from)))
     }
 
     /// Inserts a dimension of size 1 before `axis`.
@@ -168,7 +175,8 @@ impl Value {
             true => format!("{begin}:{end}:{step}"),
             false => format!("0:{d}"),
         }));
-        self.b.op("slice", format!("stablehlo.slice {} [{ranges}] : ({}) -> {ty}", self.local(), self.ty), ty)
+        let text = format!("stablehlo.slice {} [{ranges}] : ({}) -> {ty}", self.local(), self.ty);
+        self.b.op("slice", text, ty).with_sharding(self.carried_but(axis))
     }
 
     /// `[begin, end)` of one dimension.
@@ -216,14 +224,15 @@ impl Value {
             self.ty,
             fill.ty
         );
-        self.b.op("pad", text, ty)
+        self.b.op("pad", text, ty).with_sharding(self.carried_but(axis))
     }
 
     /// Reverses the order along one dimension.
     pub fn reverse(&self, axis: isize) -> Value {
         let Some(axis) = self.axis("reverse", axis) else { return self.clone() };
         let ty = self.ty.clone();
-        self.b.op("reverse", format!("stablehlo.reverse {}, dims = [{axis}] : {ty}", self.local()), ty)
+        let text = format!("stablehlo.reverse {}, dims = [{axis}] : {ty}", self.local());
+        self.b.op("reverse", text, ty).with_sharding(self.sharding.clone())
     }
 
     /// Pads one dimension by mirroring without repeating the edge.

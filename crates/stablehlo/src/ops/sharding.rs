@@ -1,5 +1,7 @@
 //! Sharding constraints and manual computations (Shardy).
 
+use std::rc::Rc;
+
 use crate::builder::{Builder, Captures, RegionKind, Value};
 use crate::sharding::Sharding;
 use crate::types::{Type, list};
@@ -18,7 +20,8 @@ impl Value {
             return self.b.poison("sharding_constraint", why, self.ty.clone());
         }
         let text = format!("sdy.sharding_constraint {} {} : {}", self.local(), sharding.body(), self.ty);
-        self.b.op("sharding_constraint", text, self.ty.clone())
+        self.b.count_gather(self, sharding);
+        self.b.op("sharding_constraint", text, self.ty.clone()).with_sharding(Some(Rc::new(sharding.clone())))
     }
 }
 
@@ -85,6 +88,7 @@ impl Builder {
             list(outer.iter().map(|(v, _)| &v.ty)),
             list(&global)
         );
-        self.op_many("manual_computation", text, &global)
+        let placed = self.op_many("manual_computation", text, &global).into_iter().zip(results);
+        placed.map(|(v, sharding)| v.with_sharding(Some(Rc::new(sharding.clone())))).collect()
     }
 }
