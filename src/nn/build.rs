@@ -103,6 +103,9 @@ with_defaults! {
         /// Whether the plugin is one that attention's kernel was never tried with: a program that it refuses is written
         /// anew in XLA's own operations.
         pub attention_may_be_refused: bool = false,
+        /// Tokens on a device are a multiple of this where a sequence is padded to divide: a fused kernel takes no mask of
+        /// another number of keys.
+        pub sequence_unit: usize = 1,
         /// Order of stacks of text keys and values, as attention reads them.
         pub text_stacks: StackOrder = StackOrder::HeadsTokens,
         /// Whether biases and GELU are written so that the compiler fuses them into the dot before them.
@@ -180,6 +183,7 @@ impl Lowering {
             },
             "cuda" => Lowering {
                 attention: Kernel::Cudnn { required: false },
+                sequence_unit: 8,
                 text_stacks: StackOrder::TokensHeads,
                 fuse_epilogues: true,
                 integer_sums: true,

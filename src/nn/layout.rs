@@ -52,8 +52,12 @@ impl Axis {
     /// Whether a size that does not divide is padded with elements that no result depends on. Of the other axes
     /// every element counts.
     fn is_padded(self) -> bool {
-        let batch = matches!(self, Axis::CfgBatch | Axis::Batch | Axis::Branch);
-        batch || matches!(self, Axis::VideoSequence | Axis::AudioSequence | Axis::TextSequence)
+        matches!(self, Axis::CfgBatch | Axis::Batch | Axis::Branch) || self.is_sequence()
+    }
+
+    /// Whether it counts tokens.
+    fn is_sequence(self) -> bool {
+        matches!(self, Axis::VideoSequence | Axis::AudioSequence | Axis::TextSequence)
     }
 }
 
@@ -229,12 +233,14 @@ impl Layout {
         self.mesh.groups(&axes.iter().map(String::as_str).collect::<Vec<_>>())
     }
 
-    /// The type padded so that its CFG batch and sequences divide: with elements that no result depends on.
-    pub(crate) fn padded(&self, tensor: &str, ty: &Type, axes: &[Axis]) -> Type {
+    /// The type padded so that its CFG batch and sequences divide: with elements that no result depends on. A sequence that does
+    /// not divide gets a multiple of `unit` tokens on each device.
+    pub(crate) fn padded(&self, tensor: &str, ty: &Type, axes: &[Axis], unit: usize) -> Type {
         let mut padded = ty.clone();
         for (size, &axis) in padded.dims.iter_mut().zip(axes) {
-            if axis.is_padded() {
-                *size = size.next_multiple_of(self.parts(tensor, axis).max(1));
+            let parts = self.parts(tensor, axis).max(1);
+            if axis.is_padded() && !size.is_multiple_of(parts) {
+                *size = size.next_multiple_of(parts * if axis.is_sequence() { unit } else { 1 });
             }
         }
         padded
@@ -440,6 +446,9 @@ mod tests {
     fn cfg_batch_and_sequences_are_padded() {
         let l = layout(vec![rule(Axis::Branch, &["cfg"]), rule(Axis::VideoSequence, &["context"])], vec![], vec![]);
         let axes = [Axis::CfgBatch, Axis::VideoSequence, Axis::Replicated];
-        assert_eq!(l.padded("x", &ty(&[3, 35, 7]), &axes), ty(&[4, 36, 7]));
+        assert_eq!(l.padded("x", &ty(&[3, 35, 7]), &axes, 1), ty(&[4, 36, 7]));
+        // In multiples of a kernel's rows on each device, where it does not divide anyway.
+        assert_eq!(l.padded("x", &ty(&[3, 35, 7]), &axes, 8), ty(&[4, 64, 7]));
+        assert_eq!(l.padded("x", &ty(&[2, 36, 7]), &axes, 8), ty(&[2, 36, 7]));
     }
 }

@@ -227,7 +227,7 @@ impl Params {
     /// Declares an input of the program. Rows and sequences that do not divide are padded with zeros, so the value's
     /// type may be larger than `ty`.
     pub fn input(&self, name: &str, ty: Type, axes: &[Axis]) -> Value {
-        let padded = self.layout().padded(&self.activation(name), &ty, axes);
+        let padded = self.layout().padded(&self.activation(name), &ty, axes, self.lowering().sequence_unit);
         self.filled_input(name, padded, &ty.dims, axes)
     }
 

@@ -33,7 +33,7 @@ impl ShardedVideo {
         let name = p.activation(input);
         let whole = Type::new(DType::F32, content);
         let layout = p.layout();
-        let mut ty = layout.padded(&name, &whole, &AXES);
+        let mut ty = layout.padded(&name, &whole, &AXES, 1);
         for (dim, unit) in SPATIAL_DIMS.into_iter().zip(unit) {
             let parts = layout.parts(&name, AXES[dim]);
             if parts == 1 {
@@ -51,7 +51,7 @@ impl ShardedVideo {
     /// The same of frames that are on each device whole, of five dimensions of which the first counts videos.
     pub(crate) fn of_whole_frames(p: &Params, input: &'static str, ty: Type) -> Self {
         let (name, content) = (p.activation(input), std::array::from_fn(|dim| ty.dims[dim]));
-        let ty = p.layout().padded(&name, &ty, &WHOLE);
+        let ty = p.layout().padded(&name, &ty, &WHOLE, 1);
         ShardedVideo { input, name, content, ty, axes: WHOLE }
     }
 

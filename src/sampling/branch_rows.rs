@@ -22,7 +22,7 @@ impl BranchRows {
     /// Number of branches, padding included.
     pub(crate) fn padded(p: &Params, branches: usize) -> usize {
         let branches = Type::new(DType::F32, [branches]);
-        p.layout().padded(&p.activation("branches"), &branches, &[Axis::Branch]).dims[0]
+        p.layout().padded(&p.activation("branches"), &branches, &[Axis::Branch], 1).dims[0]
     }
 
     /// Those of all branches.

@@ -19,4 +19,4 @@ pub use ops::{Attribute, Comparison, Conv, CustomCall};
 pub use program::{Argument, Output, Program};
 pub use sharding::{Groups, Mesh, Sharding};
 pub use types::Type;
-pub use work::{Matmul, Pattern, Transfer, Work};
+pub use work::{Attention, Matmul, Pattern, Transfer, Work};

@@ -13,10 +13,21 @@ pub struct Matmul {
     pub bytes: [f64; 3],
     /// Element type of the operands.
     pub dtype: DType,
-    /// Rows times heads, queries and keys of attention in a fused kernel.
-    pub attention: Option<[usize; 3]>,
+    /// Attention in a fused kernel.
+    pub attention: Option<Attention>,
     /// Runs, times the trip counts of loops where they are known.
     pub times: f64,
+}
+
+/// Sizes of attention in a fused kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attention {
+    /// Heads of all rows.
+    pub heads: usize,
+    pub queries: usize,
+    pub keys: usize,
+    /// Whether it is of a part of the keys, and is joined with that of others.
+    pub is_partial: bool,
 }
 
 /// Pattern of a collective.
@@ -78,13 +89,13 @@ impl Work {
 }
 
 impl Builder {
-    /// Adds attention that a custom call computes: `[rows, queries, heads, dim]` queries, and as many keys.
-    pub fn count_attention(&self, q: &Value, k: &Value, v: &Value) {
+    /// Adds attention that a custom call computes: of queries `[rows, queries, heads, dim]` to keys and values of that form.
+    pub fn count_attention(&self, q: &Value, k: &Value, v: &Value, is_partial: bool) {
         let [rows, queries, heads, dim] = [0, 1, 2, 3].map(|axis| q.dim(axis));
         let keys = k.dim(1);
         let flops = 4.0 * (rows * heads * queries * keys * dim) as f64;
         let [of_q, of_k, of_v] = [q, k, v].map(|x| self.local_bytes(x));
-        let attention = Some([rows * heads, queries, keys]);
+        let attention = Some(Attention { heads: rows * heads, queries, keys, is_partial });
         let matmul = Matmul { flops, bytes: [of_q, of_k + of_v, of_q], dtype: q.dtype(), attention, times: 1.0 };
         self.0.borrow_mut().work.matmuls.push(matmul);
     }

@@ -254,7 +254,7 @@ mod tests {
                             let fits = estimator.parameters(&point).map(|p| p + e.values);
                             for (n, l) in networks.iter().zip(&estimator.loops) {
                                 let w = &n.program.work;
-                                let m: Vec<_> = w.matmuls.iter().map(|m| serde_json::json!([m.flops, m.bytes, m.dtype.name(), m.attention, m.times])).collect();
+                                let m: Vec<_> = w.matmuls.iter().map(|m| serde_json::json!([m.flops, m.bytes, m.dtype.name(), m.attention.map(|a| (a.heads, a.queries, a.keys, a.is_partial)), m.times])).collect();
                                 let x: Vec<_> = w.transfers.iter().map(|t| serde_json::json!([format!("{:?}", t.pattern), t.bytes, t.groups.0[0], t.times])).collect();
                                 let j = serde_json::json!({"case": case, "layout": name, "mesh": mesh_name(&mesh), "loop": l.kind.name(), "steps": l.steps, "matmuls": m, "transfers": x, "gb": fits.as_ref().ok(), "bound": e.bound});
                                 use std::io::Write;
@@ -299,6 +299,23 @@ mod tests {
         // A v6e's memory does not hold all weights.
         let (layout, mesh, line) = first(&[], "tpu", "TPU v6 lite", 8);
         assert!(mesh != "context=8" && layout != "cfg", "{line}");
+    }
+
+    #[test]
+    fn tokens_that_do_not_divide_keep_the_fused_kernel() {
+        let (config, toolchain, chip, _) = ranked(&[], "cuda", "NVIDIA H200", 1);
+        let fused = |layout: &str, context: usize| {
+            let devices = Devices { toolchain: &toolchain, count: context, capacity: None, chip };
+            let mesh = hlo::Mesh::new(&[("context", context)]);
+            let point = placed(layout.into(), None, &read_layout_source(layout).unwrap(), &mesh).unwrap();
+            let (_, networks) = Estimator::new(&config, devices, None).unwrap().estimate(&point).unwrap();
+            let all = &networks[0].program.work.matmuls;
+            all.iter().filter(|m| m.attention.is_some()).count()
+        };
+        // 6144 tokens.
+        for layout in ["sequence", "ring", "ulysses"] {
+            assert_eq!([5, 7].map(|context| fused(layout, context)), [4; 2].map(|context| fused(layout, context)), "{layout}");
+        }
     }
 
     #[test]

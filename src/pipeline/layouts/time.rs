@@ -44,7 +44,7 @@ fn matmul(m: &Matmul, chip: &Chip) -> f64 {
         int8: of(m.dtype == DType::I8),
         f32: of(m.dtype == DType::F32),
         attention: of(m.attention.is_some()),
-        idle: m.attention.map_or(0.0, |[heads, queries, _]| chip.idle_flops(heads as f64, queries as f64, m.flops)),
+        idle: m.attention.map_or(0.0, |a| chip.idle_flops(a.heads as f64, a.queries as f64, m.flops)),
         bytes: m.bytes.iter().sum(),
         kernels: 1.0,
     };

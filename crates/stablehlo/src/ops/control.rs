@@ -127,6 +127,23 @@ impl Builder {
         results
     }
 
+    /// [`Builder::for_loop`] of so many iterations, which count as work.
+    pub fn counted_loop(
+        &self,
+        count: usize,
+        [begin, end]: [&Value; 2],
+        init: &[Value],
+        body: impl FnOnce(&Value, &[Value]) -> Vec<Value>,
+    ) -> Vec<Value> {
+        let (before, mark) = (self.0.borrow().dot_flops, self.0.borrow().work.mark());
+        let results = self.for_loop(begin, end, init, body);
+        let mut s = self.0.borrow_mut();
+        s.dot_flops = before + (s.dot_flops - before) * count as f64;
+        s.work.repeat(mark, count as f64);
+        drop(s);
+        results
+    }
+
     /// Runs `body(i, carried)` for `i` in `0..count`.
     pub fn repeat(
         &self,
@@ -135,12 +152,6 @@ impl Builder {
         body: impl FnOnce(&Value, &[Value]) -> Vec<Value>,
     ) -> Vec<Value> {
         let (begin, end) = (self.scalar(0.0, DType::I32), self.scalar(count as f64, DType::I32));
-        let (before, mark) = (self.0.borrow().dot_flops, self.0.borrow().work.mark());
-        let results = self.for_loop(&begin, &end, init, body);
-        let mut s = self.0.borrow_mut();
-        s.dot_flops = before + (s.dot_flops - before) * count as f64;
-        s.work.repeat(mark, count as f64);
-        drop(s);
-        results
+        self.counted_loop(count, [&begin, &end], init, body)
     }
 }
