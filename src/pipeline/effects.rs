@@ -276,7 +276,8 @@ const OF_PROGRAMS: [(&str, ProgramKind); 7] = [
 
 /// A program of a configuration, by hash.
 fn program(config: &Config, kind: ProgramKind) -> Result<String, String> {
-    let programs = Programs::of(config, Some(1)).map_err(|e| e.to_string())?;
+    // The first block is never in 8 bits.
+    let programs = Programs::of(config, None).map_err(|e| e.to_string())?;
     let mut build = setup::build(config, 1, "cpu", "").map_err(|e| e.to_string())?;
     // Matrices of tiny models have fewer rows than integers are used for.
     build.lowering.least_integer_rows = 0;

@@ -43,9 +43,9 @@ impl Preflight {
     /// The first thing that the run would fail at before it compiles a program.
     pub fn of(config: &Config, jobs: &[Job]) -> Result<Self> {
         let config = &duration::longest(config, jobs)?;
-        // What no model of this generation can do is said before what its files lack.
+        // What no model of this generation can do, and components that do not fit each other, are said before what files lack.
         let programs = match Programs::of(config, None) {
-            Err(error @ PipelineError::Usage(_)) => return Err(error),
+            Err(error @ (PipelineError::Usage(_) | PipelineError::Input(_))) => return Err(error),
             other => other,
         };
         let model = Model::of(config)?;

@@ -79,14 +79,14 @@ fn sidecar(video: &Path) -> Value {
     serde_json::from_str(&text).expect("JSON")
 }
 
-/// One page more fits: neither programs nor steps can be kept, which is said; nor the video, which is the end.
+/// Two pages more fit: neither programs nor steps can be kept, which is said; nor the video, which is the end.
 #[needs(cpu, mount)]
 fn a_full_disk_leaves_nothing_half_written_and_the_video_elsewhere() {
     let folder = Folder::new();
     let disk = folder.path("disk");
     let cache = format!("runtime.compile_cache={}", disk.join("cache").display());
     let more = ["--checkpoint-every", "1", "--progress-every", "1", "--set", &cache];
-    let (ran, left) = folder.on_a_disk("size=64k", "head -c 60k /dev/zero > \"$DISK/filler\"", "disk/out.mp4", &more);
+    let (ran, left) = folder.on_a_disk("size=64k", "head -c 56k /dev/zero > \"$DISK/filler\"", "disk/out.mp4", &more);
     let said = stderr(&ran);
     let full = "No space left on device";
     let warnings = |words: &str| said.lines().filter(|l| l.contains(words) && l.contains(full)).count();
@@ -94,7 +94,7 @@ fn a_full_disk_leaves_nothing_half_written_and_the_video_elsewhere() {
     assert!(warnings("the steps are not kept: ") > 0, "{said}");
     let error = error(&ran);
     assert!(error.contains(disk.join("out.mp4").to_str().expect("UTF-8")) && error.contains(full), "{error}");
-    // The last page took the first steps; what takes their place later stays away, and they stay.
+    // The last pages took the first steps; what takes their place later stays away, and they stay.
     assert_eq!(left, ["cache", "filler", "out.mp4.steps.safetensors"], "{said}");
 
     let kept = error.split("; its frames, samples and latents are kept in ").nth(1).expect("the place");

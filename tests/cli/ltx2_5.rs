@@ -139,7 +139,7 @@ fn check_and_dry_run_agree_on_automatic_choices() {
     let dry_run = |more: &[&str]| {
         let set = SMALL.iter().flat_map(|pair| ["--set", pair]).chain(more.iter().copied());
         let base = ["generate", "--dry-run", "-m", &some, "-p", "a ball", "--num-frames", "9"];
-        let out = support::ltx2().args(base).args(set).output().expect("the binary runs");
+        let out = support::ltx2().args(base).args(["--stg-scale", "0"]).args(set).output().expect("the binary runs");
         (out.status.code(), text(&out.stderr))
     };
     let conv = ["--set", "model.decoder=conv"];
@@ -148,7 +148,8 @@ fn check_and_dry_run_agree_on_automatic_choices() {
     let (code, stderr) = dry_run(&[]);
     assert!(code == Some(1) && stderr.contains("diffusion_decoder: no weights"), "{stderr}");
     let verdict = |more: &[&str]| {
-        let out = check(&[&[&some[..], "--json", "--set", "request.num_frames=9"], more].concat());
+        let set = ["--set", "request.num_frames=9", "--set", "guidance.video.stg=0", "--set", "guidance.audio.stg=0"];
+        let out = check(&[&[&some[..], "--json"], &set, more].concat());
         let said: Value = serde_json::from_slice(&out.stdout).expect("JSON");
         (out.status.code(), said["request"]["ready"].clone(), said["request"]["error"].to_string())
     };

@@ -309,6 +309,7 @@ fn the_rest_of_several_videos_goes_where_it_was_to_go() {
 fn a_video_that_cannot_be_written_is_kept_as_tensors() {
     let folder = tempfile::tempdir().expect("a folder");
     let place = folder.path().join("videos");
+    std::fs::create_dir(&place).expect("a folder");
     let set = settings("text_to_video", &["sampler.steps=1"]);
     let config = load(&CliOverrides { files: vec![support::tiny().into()], set, ..CliOverrides::default() })
         .expect("a configuration")

@@ -87,11 +87,11 @@ fn a_sampler_s_tables_are_as_long_as_its_evaluations() {
     let (mut runner, request) = conditioned(&cpu(8));
     let steps = request.sigmas.len() - 1;
     let cases = [
-        (257, format!("Long {{ evaluations: 257 }}: {steps} steps are 257 evaluations, there may be at most 256")),
+        (257, format!("{steps} steps are 257 evaluations, there may be at most 256")),
         (
             2 * steps,
             format!(
-                "Long {{ evaluations: {n} }}: {steps} steps are {n} evaluations, its schedule has {} levels and 0 rows, \
+                "{steps} steps are {n} evaluations, its schedule has {} levels and 0 rows, \
                  not {} and 0 of 0",
                 steps + 1,
                 2 * steps + 1,

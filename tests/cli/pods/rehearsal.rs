@@ -91,7 +91,7 @@ impl Rehearsal {
             ("SIXTEEN_CHIPS", fixture("rehearsal")),
             ("TARGET", "cpu:2".into()),
             ("EXPERIMENT", fixture("experiment")),
-            ("GPUS", fixture("rehearsal")),
+            ("GPUS", fixture("gpus")),
             ("GPU_MESH", "cfg=2".into()),
             ("COORDINATOR", format!("{}.250:8476", self.network)),
         ]
@@ -106,6 +106,8 @@ impl Rehearsal {
         bash.env("STANDIN", self.folder.path()).env("STANDIN_NETWORK", &self.network);
         bash.env("STANDIN_LTX2", env!("CARGO_BIN_EXE_ltx2")).env("STANDIN_TEST", std::env::current_exe().unwrap());
         bash.env("LTX2_REHEARSE_PROCESSES", "1").env("LTX2_COMPILE_CACHE", support::programs());
+        // What `--platform auto` takes on any machine.
+        bash.env("LTX2_PJRT_PLUGIN", plugin_file());
         bash.env("XLA_FLAGS", std::env::var("XLA_FLAGS").unwrap_or_default());
         let mut bash = bash.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("bash");
         let lines = BufReader::new(bash.stdout.take().expect("piped")).lines().map_while(Result::ok);
@@ -167,9 +169,14 @@ fn copy(from: &str, to: &Path) {
 
 /// The CPU plugin's folder, as `ltx2 plugin install cpu` leaves it: there it finds nothing to download.
 fn plugin() -> PathBuf {
-    let found = discover::find(Platform::Cpu, None).found;
-    let installed = found.iter().flat_map(|plugin| plugin.path.ancestors()).find(|f| f.join("installed.txt").is_file());
+    let file = plugin_file();
+    let installed = file.ancestors().find(|folder| folder.join("installed.txt").is_file());
     installed.expect("a plugin by `ltx2 plugin install cpu`").to_path_buf()
+}
+
+fn plugin_file() -> PathBuf {
+    let found = discover::find(Platform::Cpu, None).found;
+    found.into_iter().next().expect("a plugin by `ltx2 plugin install cpu`").path
 }
 
 /// A shell in which the page's commands are typed.
