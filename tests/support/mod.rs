@@ -4,13 +4,13 @@
 pub mod cudnn;
 pub mod drawn;
 pub mod harness;
+pub mod layout_choice;
 pub mod official;
 pub mod passes;
 pub mod rope;
 pub mod single_file;
 pub mod standin;
 pub mod thresholds;
-pub mod layout_choice;
 pub mod tpu;
 pub mod tuning_guide;
 

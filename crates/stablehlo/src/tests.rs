@@ -224,3 +224,26 @@ proptest::proptest! {
         proptest::prop_assert!(b.finish(&[("z", &z)]).is_ok());
     }
 }
+
+#[test]
+fn work_is_that_of_one_device() {
+    let mesh = || Mesh::new(&[("context", 2), ("tensor", 3)]);
+    let run = |rows: &[&str], inner: &[&str]| {
+        let b = builder().with_mesh(mesh());
+        let x = arg(&b, "x", BF16, &[4, 6]).constrain(&Sharding::new(&[rows, inner]));
+        let w = arg(&b, "w", BF16, &[9, 6]).constrain(&Sharding::new(&[&[], inner]));
+        let y = b.repeat(5, &[x], |_, c| vec![b.einsum("bi,oi->bo", &c[0], &w, BF16).slice(1, 0, 6)]);
+        b.finish(&[("y", &y[0])]).expect("builds").work
+    };
+    let flops = 5.0 * 2.0 * (4 * 6 * 9) as f64;
+    assert_eq!((run(&[], &[]).flops(), run(&[], &[]).transfers.len()), (flops, 0));
+    // Rows divide the work; what is summed over is divided too, and its sums are joined in each of the five runs.
+    let rows = run(&["context"], &[]);
+    assert_eq!((rows.flops(), rows.transfers.len()), (flops / 2.0, 0));
+    assert_eq!((rows.matmuls[0].bytes, rows.matmuls[0].times), ([24.0, 108.0, 36.0], 5.0));
+    let summed = run(&[], &["tensor"]);
+    assert_eq!(summed.flops(), flops / 3.0);
+    let sums: Vec<_> = summed.transfers.iter().filter(|t| t.pattern == Pattern::AllReduce).collect();
+    assert_eq!((sums.len(), sums[0].bytes, sums[0].times), (1, 72.0, 5.0));
+    assert_eq!(sums[0].groups, mesh().groups(&["tensor"]));
+}

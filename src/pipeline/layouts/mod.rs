@@ -228,49 +228,59 @@ mod tests {
         (all.first.layout.clone(), mesh_name(&all.first.mesh), all.decision(devices))
     }
 
+    /// As compiled modules for H100s rank the shipped layouts: branches, tokens and heads that do not divide count.
     #[test]
-    fn dump_estimates() {
-        let Ok(cases) = std::env::var("DUMP") else { return };
-        for case in cases.split(';') {
-            let mut words = case.split(' ');
-            let (preset, kind, count) = (words.next().unwrap(), words.next().unwrap(), words.next().unwrap().parse::<usize>().unwrap());
-            let config = Config::load(preset, words).unwrap();
-            let platform = if kind.starts_with('h') { "cuda" } else { "tpu" };
-            let chip = Chip::named(kind).unwrap();
-            let toolchain = Toolchain { platform: platform.into(), kind: chip.device_kinds[0].clone(), version: String::new() };
+    fn sizes_that_do_not_divide_count() {
+        let chosen = |preset: &str, count: usize| {
+            let config = Config::load(preset, std::iter::empty::<&str>()).unwrap();
+            let chip = Chip::named("h100").unwrap();
+            let toolchain =
+                Toolchain { platform: "cuda".into(), kind: chip.device_kinds[0].clone(), version: String::new() };
             let devices = Devices { toolchain: &toolchain, count, capacity: Some(chip.capacity), chip: Some(chip) };
-            let estimator = Estimator::new(&config, devices, None).unwrap();
-            let extent = Extent { devices: count, videos: 1, branches: request::branches(&config).len() };
-            let started = std::time::Instant::now();
-            let mut all = Vec::new();
-            for name in shipped_layouts() {
-                let source = read_layout_source(name).unwrap();
-                for mesh in config.mesh.map_or_else(|| meshes(extent), |m| vec![resolve_mesh(&m, count).unwrap()]) {
-                    let Some(point) = placed(name.into(), Some(name.into()), &source, &mesh) else { continue };
-                    match estimator.estimate(&point) {
-                        Err(e) => println!("{name} {}: {e}", mesh_name(&mesh)),
-                        Ok((e, networks)) => {
-                            let loops: Vec<_> = networks.iter().map(|n| time::StepTime::of(&n.program, chip)).collect();
-                            let fits = estimator.parameters(&point).map(|p| p + e.values);
-                            for (n, l) in networks.iter().zip(&estimator.loops) {
-                                let w = &n.program.work;
-                                let m: Vec<_> = w.matmuls.iter().map(|m| serde_json::json!([m.flops, m.bytes, m.dtype.name(), m.attention.map(|a| (a.heads, a.queries, a.keys, a.is_partial)), m.times])).collect();
-                                let x: Vec<_> = w.transfers.iter().map(|t| serde_json::json!([format!("{:?}", t.pattern), t.bytes, t.groups.0[0], t.times])).collect();
-                                let j = serde_json::json!({"case": case, "layout": name, "mesh": mesh_name(&mesh), "loop": l.kind.name(), "steps": l.steps, "matmuls": m, "transfers": x, "gb": fits.as_ref().ok(), "bound": e.bound});
-                                use std::io::Write;
-                                writeln!(std::fs::OpenOptions::new().create(true).append(true).open("/tmp/lay/est.jsonl").unwrap(), "{j}").unwrap();
-                            }
-                            all.push((e, loops, fits));
-                        }
-                    }
-                }
-            }
-            println!("== {case}: {} points in {:.1} s, loops {:?}", all.len(), started.elapsed().as_secs_f64(), estimator.loops);
-            all.sort_by(|a, b| a.0.cost.total_cmp(&b.0.cost));
-            for (e, loops, fits) in all {
-                print!("{:22} {:24} {:10.1} bound {:10.1} {:5.1} GB", e.layout, mesh_name(&e.mesh), e.cost, e.bound, fits.map_or(f64::NAN, |b| b as f64 / 1e9));
-                for l in loops { print!(" | {:.1}: m {:.1} p {:.1} l {:.1}", l.total(), l.matmuls, l.passes, l.links); }
-                println!();
+            let first = ranking(&config, devices).unwrap().first;
+            assert!(first.fits, "{preset} on {count}");
+            (first.layout.clone(), mesh_name(&first.mesh))
+        };
+        // Three branches: over two devices one would compute two.
+        let cases = [
+            ("ltx2_3_hq", 2, "ring", "context=2"),
+            ("ltx2_3_hq", 4, "ulysses", "context=4"),
+            // 32 heads, 6144 tokens: heads that do not divide are repeated, tokens are padded.
+            ("ltx2", 3, "ulysses", "context=3"),
+            ("ltx2", 5, "ulysses", "context=5"),
+            ("ltx2", 6, "ulysses", "cfg=2,context=3"),
+            ("ltx2", 7, "ulysses", "context=7"),
+        ];
+        for (preset, count, layout, mesh) in cases {
+            assert_eq!(chosen(preset, count), (layout.to_string(), mesh.to_string()), "{preset} on {count}");
+        }
+    }
+
+    /// On any number of devices with two, three and four branches, what is taken repeats little work. Three branches over
+    /// `cfg: 2` compute four thirds, which fewer collectives outweigh on many devices.
+    #[test]
+    fn devices_share_the_work_on_any_number_of_them() {
+        let chip = Chip::named("h200").unwrap();
+        let toolchain =
+            Toolchain { platform: "cuda".into(), kind: chip.device_kinds[0].clone(), version: String::new() };
+        let branches: [&[&str]; 3] = [
+            &[],
+            &["guidance.video.stg=1", "guidance.stg_blocks=[29]"],
+            &["guidance.video.stg=1", "guidance.stg_blocks=[29]", "guidance.video.modality=3"],
+        ];
+        for (set, number) in branches.into_iter().zip(2..) {
+            let config = Config::load("ltx2", set.iter().copied().chain(["request.num_frames=33"])).unwrap();
+            assert_eq!(request::branches(&config).len(), number);
+            let first = |count| {
+                let devices = Devices { toolchain: &toolchain, count, capacity: Some(chip.capacity), chip: Some(chip) };
+                ranking(&config, devices).unwrap().first
+            };
+            let whole = first(1).flops;
+            for count in 2..=16 {
+                let first = first(count);
+                let repeated = first.flops * count as f64 / whole;
+                let what = format!("{} ({})", first.layout, mesh_name(&first.mesh));
+                assert!(repeated < 1.4, "{number} branches on {count}: {what} computes {repeated:.2} times the work");
             }
         }
     }
@@ -284,10 +294,10 @@ mod tests {
                 && line.contains(" ms a step (predicted); next "),
             "{line}"
         );
-        // On H100s as measured (benchmarks/2026-11-27-h100x4/four.txt); on H200s the only one of both that was.
-        for (kind, measured) in [("NVIDIA H100 80GB HBM3", "ring"), ("NVIDIA H200", "sequence")] {
+        // As measured on H100s (benchmarks/2026-11-27-h100x4/four.txt).
+        for kind in ["NVIDIA H100 80GB HBM3", "NVIDIA H200"] {
             let (layout, mesh, line) = first(&[], "cuda", kind, 4);
-            assert_eq!((layout.as_str(), mesh.as_str()), (measured, "cfg=2,context=2"), "{line}");
+            assert_eq!((layout.as_str(), mesh.as_str()), ("ring", "cfg=2,context=2"), "{line}");
         }
         // Without guidance there are no branches to set apart.
         let (layout, _, line) = first(&["guidance.video.cfg=1", "guidance.audio.cfg=1"], "cuda", "NVIDIA H200", 2);
@@ -314,7 +324,11 @@ mod tests {
         };
         // 6144 tokens.
         for layout in ["sequence", "ring", "ulysses"] {
-            assert_eq!([5, 7].map(|context| fused(layout, context)), [4; 2].map(|context| fused(layout, context)), "{layout}");
+            assert_eq!(
+                [5, 7].map(|context| fused(layout, context)),
+                [4; 2].map(|context| fused(layout, context)),
+                "{layout}"
+            );
         }
     }
 
@@ -368,8 +382,9 @@ mod tests {
         };
         let (apart, together) = (of(&[("data", 4)]), of(&[("cfg", 2), ("context", 2)]));
         assert_eq!((apart.runs, together.runs), (1, 4));
-        // Four videos at a time without a collective take less than one after the other with some.
-        assert!(apart.cost < together.cost && apart.cost > 0.9 * together.cost, "{} {}", apart.cost, together.cost);
+        // Four videos at a time without a collective take less than one after the other with some, of the same matmuls.
+        assert!(apart.cost < together.cost, "{} {}", apart.cost, together.cost);
+        assert!((apart.flops / together.flops - 1.0).abs() < 0.02, "{} {}", apart.flops, together.flops);
     }
 
     #[test]

@@ -26,10 +26,8 @@ impl Builder {
         body: impl FnOnce(&[Value]) -> Vec<Value>,
     ) -> Vec<Value> {
         self.push_region(RegionKind::Loop { captures: Captures::new() });
-        let carried: Vec<Value> = init
-            .iter()
-            .map(|v| self.value(self.fresh(), v.ty.clone()).with_sharding(v.sharding.clone()))
-            .collect();
+        let carried: Vec<Value> =
+            init.iter().map(|v| self.value(self.fresh(), v.ty.clone()).with_sharding(v.sharding.clone())).collect();
         let proceed = condition(&carried);
         if proceed.ty != Type::scalar(DType::Bool) {
             self.fail("while", format!("the condition must be a boolean scalar, got {}", proceed.ty));
