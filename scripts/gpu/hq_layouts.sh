@@ -96,6 +96,9 @@ out, *cases = sys.argv[1:]
 def read(name):
     path = f"{out}/{name}.json"
     return json.load(open(path)) if os.path.exists(path) else None
+def step(done):
+    # By itself where the loop is of two steps, else a part of it.
+    return done["programs"].get("denoise_step") or done["programs"]["denoise_loop"]
 def last(name):
     try:
         return open(f"{out}/{name}.log").read().strip().splitlines()[-1]
@@ -112,14 +115,14 @@ for case in cases:
     row["names"].append(case)
     done = read(f"{layout}-{mesh}")
     if done:
-        row["seconds"] += done["programs"]["denoise_loop"]["seconds"]
+        row["seconds"] += step(done)["seconds"]
 auto, chosen = [], None
 for name in ("auto-first", "auto-again"):
     done = read(name)
     if not done:
         missing.append(f"{name}: {last(name)}")
         continue
-    loop = done["programs"]["denoise_loop"]
+    loop = step(done)
     chosen = loop["program"]["hash"]
     auto += loop["seconds"]
     row = rows.setdefault(chosen, {"names": [f"{done['config']['layout']} (auto)"], "predicted": None, "seconds": []})
