@@ -12,7 +12,7 @@ use super::flags::Toolchain;
 use super::platform::hardware;
 use super::plugins::Libtpu;
 use super::sealed::sha256;
-use super::trial;
+use super::trial::{self, Purpose};
 use crate::analysis::{Chip, Links};
 use crate::hlo::Program;
 use crate::pjrt::discover::{self, Platform};
@@ -230,7 +230,7 @@ impl Target {
 
     fn plugin(&self) -> Result<Plugin, Error> {
         let search = discover::find(self.platform, None);
-        trial::load(&search.found.first().ok_or_else(|| search.not_found())?.path, None)
+        trial::load(&search.found.first().ok_or_else(|| search.not_found())?.path, None, Purpose::Compile)
     }
 
     /// The GPUs of this host, where they are as many and of the kind: what they compile is complete, and they hold no memory
