@@ -169,6 +169,15 @@ def _saved(source, **more):
         return [json.loads((Path(folder) / f).read_text()) for f in ("tokenizer.json", "tokenizer_config.json")]
 
 
+def _template(*pieces):
+    """A post-processor that puts special tokens around the text, which is `A`."""
+    piece = lambda name: {"Sequence": {"id": name, "type_id": 0}} if name in "AB" else {"SpecialToken": {"id": name, "type_id": 0}}
+    ids = {"<eos>": 1, "<bos>": 2}
+    special = {n: {"id": n, "ids": [ids[n]], "tokens": [n]} for n in ids if n in pieces}
+    single = [piece(name) for name in pieces]
+    return {"type": "TemplateProcessing", "single": single, "pair": [*single, piece("B")], "special_tokens": special}
+
+
 def bos():
     """Ids as the pipelines ask for them, from tokenizer files that differ in post-processor and flags."""
     if transformers.__version__ != _TRANSFORMERS:
@@ -182,6 +191,8 @@ def bos():
     )]
     for name, more in (("transformers 5", {}), ("transformers 5, BOS", {"add_bos_token": True})):
         files.append((name, *_saved(source, **more), {}))
+    for pieces in (("A", "<eos>"), ("<bos>", "A", "<eos>"), ("<bos>", "A", "<bos>")):
+        files.append((" ".join(pieces), dict(model, post_processor=_template(*pieces)), config, {}))
     cases = []
     for name, tokens, settings, flags in files:
         with tempfile.TemporaryDirectory() as folder:
@@ -191,7 +202,10 @@ def bos():
             asked = dict(max_length=12, truncation=True, add_special_tokens=True)
             ids, same = ([t(prompt.strip(), **asked).input_ids for prompt in _BOS_PROMPTS] for t in tokenizers)
             assert ids == same
-        cases.append({"name": name, "post_processor": tokens["post_processor"], "config": flags, "ids": ids})
+            begun = lambda prompt, own: own if own[:1] == [2] else tokenizers[0]("<bos>" + prompt.strip(), **asked).input_ids
+            forced = [begun(*case) for case in zip(_BOS_PROMPTS, ids)]
+        case = {"name": name, "post_processor": tokens["post_processor"], "config": flags, "ids": ids, "forced": forced}
+        cases.append(case)
     about = {"script": "scripts/oracle/cases_gemma4.py", "transformers": transformers.__version__}
     text = json.dumps(about | {"prompts": _BOS_PROMPTS, "max_length": 12, "cases": cases})
     (FIXTURES / "tokenizer" / "bos.json").write_text(text.replace('{"name"', '\n{"name"') + "\n")

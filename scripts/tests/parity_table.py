@@ -60,6 +60,7 @@ ROWS = [
     Row("frames given", "it official_steps::", r"official(_1_0)?/tiny_\w+?_(image\w*) "),
     Row("keyframes", "it official_steps::", r"official(_1_0)?/tiny_\w+_keyframes "),
     Row("conditions of a strength below 1, another motion speed", "it by_diffusers::", r"by_diffusers/\w+_(first|strengths|motion|reference) "),
+    Row("prompts by a tokenizer without BOS", "it by_diffusers::", r"by_diffusers/\w+_no_bos "),
     Row("two stages", "it official_steps::", r"official(_1_0)?/tiny_\w+_two_stage "),
     Row("distilled", "it official_steps::", r"official/tiny_\w+_distilled "),
     Row("HQ: `res_2s`", "it official_steps::", r"official/tiny_\w+_hq "),

@@ -312,6 +312,8 @@ fn describe(finding: &Finding) -> serde_json::Value {
             "state": if r.is_ok() { "ok" } else { "wrong" }, "tensors": r.matched, "bytes": r.bytes,
             "missing": r.missing, "extra": r.extra, "inert": r.inert,
             "misshaped": r.misshaped.iter().map(|m| json!({"name": m.name, "want": m.want, "got": m.got})).collect::<Vec<_>>(),
+            "misscaled": r.misscaled.iter().map(|m| json!({"name": m.name, "rows": m.rows, "got": m.shape})).collect::<Vec<_>>(),
+            "wrong_dtype": r.wrong_dtype.iter().map(|(n, d)| json!({"name": n, "dtype": d})).collect::<Vec<_>>(),
         }),
     }
 }

@@ -7,10 +7,10 @@ use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
 use super::{print, tell};
-use crate::pjrt::discover::{self, Kind, Platform, PluginFile};
+use crate::pjrt::discover::{self, Kind, PLUGIN_VARIABLE, Platform, PluginFile};
 use crate::pjrt::{Client, Device, Error, Plugin, Value};
 use crate::runtime::platform::{self, Choice};
-use crate::runtime::trial;
+use crate::runtime::trial::{self, Purpose};
 
 /// Arguments of `ltx2 doctor`.
 #[derive(Debug, clap::Args)]
@@ -42,6 +42,9 @@ struct PlatformReport {
     devices: Vec<String>,
     /// Problems, each with its remedy.
     missing: Vec<String>,
+    /// A plugin that was found for this platform and belongs to none of this program's; listed by itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    foreign: Option<Box<PlatformReport>>,
 }
 
 #[derive(Debug, Deserialize, Serialize)]
@@ -66,9 +69,13 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         let kind = PLATFORMS.into_iter().find(|kind| kind.name() == name).context("no such platform")?;
         return print(&serde_json::to_string(&examine(kind))?);
     }
-    let supported = PLATFORMS.into_iter().map(probe);
-    let platforms =
-        supported.chain(discover::find_unsupported().iter().map(|(name, file)| unsupported(name, file))).collect();
+    let mut platforms: Vec<PlatformReport> = PLATFORMS.into_iter().map(probe).collect();
+    // One file is found for every platform if its name speaks of none.
+    let mut foreign: Vec<PlatformReport> =
+        platforms.iter_mut().filter_map(|one| one.foreign.take()).map(|b| *b).collect();
+    foreign.dedup_by(|one, other| one.path() == other.path());
+    platforms.extend(foreign);
+    platforms.extend(discover::find_unsupported().iter().map(|(name, file)| unsupported(name, file.into())));
     let report = DoctorReport { version: env!("CARGO_PKG_VERSION"), platforms, ffmpeg: in_path("ffmpeg") };
     match args.json {
         true => print(&format!("{}\n", serde_json::to_string_pretty(&report)?))?,
@@ -105,15 +112,50 @@ fn probe(kind: Platform) -> PlatformReport {
 
 /// The report of a platform whose child process has none.
 fn failed(kind: Platform, why: String) -> PlatformReport {
-    let plugin = discover::find(kind, None).found.first().map(PluginReport::from);
-    PlatformReport { platform: kind.name().into(), plugin, missing: vec![why], ..PlatformReport::default() }
+    let search = discover::find(kind, None);
+    let report = PlatformReport { platform: kind.name().into(), ..PlatformReport::default() };
+    match search.found.first() {
+        Some(plugin) if Kind::of_file(&plugin.path).is_none() => report.without_broken(plugin, why),
+        plugin => PlatformReport { plugin: plugin.map(PluginReport::from), missing: vec![why], ..report },
+    }
 }
 
 /// The report of a plugin for hardware that this program does not support.
-fn unsupported(name: &str, file: &PluginFile) -> PlatformReport {
+fn unsupported(name: &str, plugin: PluginReport) -> PlatformReport {
     let why = format!("{name} is not supported: use cpu, cuda or tpu");
-    let plugin = Some(file.into());
-    PlatformReport { platform: name.into(), plugin, missing: vec![why], ..PlatformReport::default() }
+    PlatformReport { platform: name.into(), plugin: Some(plugin), missing: vec![why], ..PlatformReport::default() }
+}
+
+impl PlatformReport {
+    /// Path of the plugin.
+    fn path(&self) -> Option<&Path> {
+        self.plugin.as_ref().map(|plugin| &*plugin.path)
+    }
+
+    /// The report without a plugin that turned out not to be the platform's.
+    fn without(mut self, plugin: &PluginFile, what: &str, foreign: Option<PlatformReport>) -> Self {
+        self.missing.push(format!("{} {what}", plugin.path.display()));
+        PlatformReport {
+            platform: self.platform,
+            hardware: self.hardware,
+            missing: self.missing,
+            foreign: foreign.map(Box::new),
+            ..PlatformReport::default()
+        }
+    }
+
+    /// The same for a plugin whose file does not say what it is for and which does not start.
+    fn without_broken(self, plugin: &PluginFile, error: String) -> Self {
+        let missing = vec![error];
+        let foreign = PlatformReport {
+            platform: "unknown".into(),
+            plugin: Some(plugin.into()),
+            missing,
+            ..PlatformReport::default()
+        };
+        let what = format!("cannot be used: name another plugin with {PLUGIN_VARIABLE}, or unset it");
+        self.without(plugin, &what, Some(foreign))
+    }
 }
 
 fn examine(kind: Platform) -> PlatformReport {
@@ -130,48 +172,72 @@ fn examine(kind: Platform) -> PlatformReport {
         report.missing.push(format!("no plugin: `ltx2 plugin install {name}` fetches it"));
         return report;
     };
-    let mut plugin_report = PluginReport::from(found);
+    report.plugin = Some(found.into());
+    let is_neutral = Kind::of_file(&found.path).is_none();
     // Reading half a gigabyte of libtpu is of no use without chips.
-    let load = Platform::of_file(&found.path) != Some(Platform::Tpu) || hardware.is_ok();
-    if load {
-        match trial::load(&found.path, None) {
-            Ok(plugin) if own_kind(&plugin) != Kind::Supported(kind) => {
-                let own = own_kind(&plugin).name();
-                report.missing.push(format!("{} is a plugin of {own}", found.path.display()));
-                return report;
-            }
-            Ok(plugin) => {
-                plugin_report.api_version = Some(format!("{}.{}", plugin.version().0, plugin.version().1));
-                plugin_report.stablehlo_version = stablehlo_version(&plugin);
-            }
+    if Platform::of_file(&found.path) != Some(Platform::Tpu) || hardware.is_ok() {
+        match trial::load(&found.path, None, Purpose::Run) {
+            Ok(plugin) => match plugin.kind() {
+                Some(Kind::Unsupported(own)) => {
+                    return report.without(
+                        found,
+                        &format!("is a plugin of {own}"),
+                        Some(unsupported(own, found.into())),
+                    );
+                }
+                Some(own) if own != Kind::Supported(kind) => {
+                    return report.without(found, &format!("is a plugin of {}", own.name()), None);
+                }
+                None if kind != Platform::Cpu => {
+                    return report.without(found, &format!("is no plugin of {name}"), None);
+                }
+                _ => report.plugin = Some(loaded(found, &plugin)),
+            },
             // A plugin of a neutral name that turns out to be libtpu's is not this platform's.
             Err(Error::NoHardware { platform, .. }) if platform != name => {
-                report.missing.push(format!("{} is a plugin of {platform}", found.path.display()));
-                return report;
+                return report.without(found, &format!("is a plugin of {platform}"), None);
             }
             Err(Error::NoHardware { .. }) if hardware.is_err() => {}
+            Err(error) if is_neutral => return report.without_broken(found, error.to_string()),
             Err(error) => report.missing.push(error.to_string()),
         }
     }
     if kind == Platform::Cuda {
         report.missing.extend(platform::missing_for_cuda(&found.path));
     }
-    let loaded = plugin_report.api_version.is_some();
-    report.plugin = Some(plugin_report);
-    if loaded && hardware.is_ok() {
-        let choice = Choice::File(found.path.clone());
-        let described = platform::open(&choice, None).map_err(|e| e.to_string());
-        match described.and_then(|(_, client)| describe(&mut report, &client).map_err(|e| e.to_string())) {
-            Ok(()) => report.works = true,
-            Err(error) => report.missing.push(error),
-        }
+    match report.plugin.as_ref().is_some_and(|plugin| plugin.api_version.is_some()) && hardware.is_ok() {
+        true => start(kind, report, found),
+        false => report,
     }
-    report
 }
 
-/// What a plugin drives; one without a TPU's or a GPU's extensions drives the CPU.
-fn own_kind(plugin: &Plugin) -> Kind {
-    plugin.kind().unwrap_or(Kind::Supported(Platform::Cpu))
+/// Report of a plugin that was loaded.
+fn loaded(file: &PluginFile, plugin: &Plugin) -> PluginReport {
+    PluginReport {
+        api_version: Some(format!("{}.{}", plugin.version().0, plugin.version().1)),
+        stablehlo_version: stablehlo_version(plugin),
+        ..PluginReport::from(file)
+    }
+}
+
+/// Adds the devices of a plugin that was loaded. Its client may name other hardware than the platform's: a plugin without
+/// a TPU's or a GPU's extensions need not be the CPU's.
+fn start(kind: Platform, mut report: PlatformReport, found: &PluginFile) -> PlatformReport {
+    let opened = platform::open(&Choice::File(found.path.clone()), None).map_err(|e| e.to_string());
+    match opened.and_then(|(_, client)| describe(&mut report, &client).map_err(|e| e.to_string())) {
+        Ok(()) => match report.platform_name.clone().filter(|own| kind == Platform::Cpu && own != kind.name()) {
+            Some(own) => {
+                let foreign = report.plugin.take().map(|plugin| unsupported(&own, plugin));
+                return report.without(found, &format!("is a plugin of {own}"), foreign);
+            }
+            None => report.works = true,
+        },
+        Err(error) if kind == Platform::Cpu && Kind::of_file(&found.path).is_none() => {
+            return report.without_broken(found, error);
+        }
+        Err(error) => report.missing.push(error),
+    }
+    report
 }
 
 fn describe(report: &mut PlatformReport, client: &Client) -> crate::pjrt::Result<()> {

@@ -36,9 +36,11 @@ with_defaults! {
         pub model: Model = Model::default(),
         /// The video to generate.
         pub request: Request = Request::default(),
-        /// Whose conventions hold where they differ: sets `sampler.sigma_shift`, `guidance.stg_streams`,
-        /// `conditioning.cross_timestep`, `conditioning.keyframe_span`, `conditioning.noising`, `conditioning.clean_prediction`,
-        /// `conditioning.given_stream`, `two_stage.audio`, `vocoder.stage1_clamp`, `runtime.positions` and `model.lora_merge`, each of which can be set alone.
+        /// Whose conventions hold where they differ: sets `sampler.sigma_shift`, `sampler.step_noise`, `sampler.noise_order`,
+        /// `guidance.stg_streams`, `conditioning.cross_timestep`, `conditioning.keyframe_span`, `conditioning.noising`,
+        /// `conditioning.clean_prediction`, `conditioning.given_stream`, `conditioning.first_frame_marker`, `two_stage.audio`,
+        /// `vocoder.stage1_clamp`, `runtime.positions` and `model.lora_merge`, and what `auto` means of `text.bos`; each can be set
+        /// alone.
         pub reference: Reference = Reference::Official,
         /// How prompts become tokens.
         pub text: Text = Text::default(),

@@ -105,6 +105,21 @@ pub(super) struct Mp4Sound {
     pub(super) zero: f64,
     /// Whether the priming is known by `iTunSMPB` alone.
     pub(super) is_itunes: bool,
+    /// Pieces of the media that its edit list plays.
+    pieces: usize,
+}
+
+impl Mp4Sound {
+    /// What a reader does not play of the track. `None`: it plays all of it.
+    pub(super) fn left_out(&self) -> Option<String> {
+        let more = self.pieces.checked_sub(1).filter(|more| *more > 0)?;
+        let last = self.edit.skip + self.edit.length.unwrap_or_default();
+        Some(format!(
+            "the edit list of its sound has {} pieces, of which only the first is read (seconds {:.3} to {last:.3} of the \
+             track; {more} left out): export the file without edits, e.g. by re-encoding it with ffmpeg",
+            self.pieces, self.edit.skip
+        ))
+    }
 }
 
 /// The sound track of an MP4 that is played: the first enabled one, else the first. None of any other file.
@@ -200,10 +215,12 @@ fn of_movie(movie: &[u8]) -> Option<Mp4Sound> {
     let tracks = || boxes(movie).filter(|(name, body)| *name == b"trak" && is_sound(body)).map(|(_, body)| body);
     let track = tracks().find(|track| is_enabled(track)).or_else(|| tracks().next())?;
     let ticks = timescale(within(track, &[b"mdia", b"mdhd"])?)?;
-    let listed = within(track, &[b"edts", b"elst"]).and_then(|list| of_list(list, movie_scale, ticks));
+    let (listed, pieces) =
+        within(track, &[b"edts", b"elst"]).and_then(|list| of_list(list, movie_scale, ticks)).unzip();
     let tagged = if listed.is_none() { of_itunes(movie, ticks) } else { None };
     let edit = listed.or(tagged).unwrap_or_default();
-    Some(Mp4Sound { track: track_id(track)?, edit, zero: 0.0, is_itunes: tagged.is_some() })
+    let pieces = pieces.unwrap_or_default();
+    Some(Mp4Sound { track: track_id(track)?, edit, zero: 0.0, is_itunes: tagged.is_some(), pieces })
 }
 
 /// Whether a track is played (ISO/IEC 14496-12, 8.3.2): other languages and comments are not.
@@ -217,10 +234,11 @@ fn track_id(track: &[u8]) -> Option<u32> {
     Some(number(head.get(at..at + 4)?))
 }
 
-/// The edit that an edit list of ticks a second (the movie's and the track's) describes; none of an empty list.
-fn of_list(list: &[u8], movie_scale: f64, track_scale: f64) -> Option<Edit> {
+/// The edit that an edit list of ticks a second (the movie's and the track's) describes, up to its first piece of the media,
+/// and the number of these pieces. `None`: the list is empty.
+fn of_list(list: &[u8], movie_scale: f64, track_scale: f64) -> Option<(Edit, usize)> {
     let (wide, width) = (list.first()? == &1, if list.first()? == &1 { 20 } else { 12 });
-    let mut edit = None;
+    let (mut edit, mut pieces) = (None, 0);
     for entry in list.get(8..)?.chunks_exact(width).take(number(list.get(4..8)?) as usize) {
         let (length, start) = match wide {
             true => (
@@ -231,16 +249,19 @@ fn of_list(list: &[u8], movie_scale: f64, track_scale: f64) -> Option<Edit> {
         };
         let seconds = length / movie_scale;
         let own: &mut Edit = edit.get_or_insert_default();
-        if start < 0 {
-            own.silence += seconds;
-            continue;
+        match (start < 0, pieces) {
+            (true, 0) => own.silence += seconds,
+            (true, _) => {}
+            // An encoder writes one piece; several are an edited film's.
+            (false, 0) => {
+                own.skip = start as f64 / track_scale;
+                own.length = (length > 0.0).then_some(seconds);
+                pieces = 1;
+            }
+            (false, _) => pieces += 1,
         }
-        // A list of several pieces is an edited film's; its first one is what an encoder writes.
-        own.skip = start as f64 / track_scale;
-        own.length = (length > 0.0).then_some(seconds);
-        break;
     }
-    edit
+    edit.map(|edit| (edit, pieces))
 }
 
 /// The edit that iTunes' encoder writes into a movie's tags: hexadecimal numbers, of which the second is the priming in samples
@@ -300,7 +321,10 @@ fn fragment_time(fragment: &[u8]) -> Option<(u32, u64)> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
+    use crate::media::read_sound;
 
     fn boxed(name: &[u8; 4], body: &[u8]) -> Vec<u8> {
         [&(body.len() as u32 + 8).to_be_bytes()[..], name, body].concat()
@@ -310,14 +334,55 @@ mod tests {
         all.iter().flat_map(|word| word.to_be_bytes()).collect()
     }
 
-    #[test]
-    fn priming_is_skipped_and_a_gap_is_silence() {
+    /// The body of a movie's header with one sound track and its edit list.
+    fn movie_of(list: &[i32]) -> Vec<u8> {
         let handler = boxed(b"hdlr", &[&words(&[0, 0])[..], b"soun"].concat());
         let media = boxed(b"mdia", &[boxed(b"mdhd", &words(&[0, 0, 0, 44100])), handler].concat());
-        let list = boxed(b"edts", &boxed(b"elst", &words(&[0, 2, 500, -1, 1 << 16, 1000, 22050, 1 << 16])));
+        let list = boxed(b"edts", &boxed(b"elst", &words(list)));
         let head = boxed(b"tkhd", &words(&[1, 0, 0, 7, 0]));
         let track = boxed(b"trak", &[head, media, list].concat());
-        let movie = [boxed(b"mvhd", &words(&[0, 0, 0, 1000])), track].concat();
+        [boxed(b"mvhd", &words(&[0, 0, 0, 1000])), track].concat()
+    }
+
+    #[test]
+    fn several_pieces_are_one_warning() {
+        let (gap, piece) = ([500, -1, 1 << 16], [1000, 22050, 1 << 16]);
+        let edit = Edit { silence: 0.5, skip: 0.5, length: Some(1.0) };
+        let other = [2000, 88200, 1 << 16];
+        for (entries, pieces) in [
+            (&[gap, piece][..], 1),
+            (&[gap, piece, gap], 1),
+            (&[gap, piece, other], 2),
+            (&[gap, piece, gap, other, piece], 3),
+        ] {
+            let list = [&[0, entries.len() as i32][..], &entries.concat()].concat();
+            let file = tempfile::NamedTempFile::new().unwrap();
+            let movie = boxed(b"moov", &movie_of(&list));
+            std::fs::write(file.path(), [boxed(b"ftyp", b"isom"), movie].concat()).unwrap();
+            assert_eq!(mp4_sound(file.path()).unwrap().unwrap().edit, edit);
+            let log = tempfile::NamedTempFile::new().unwrap();
+            let lines =
+                tracing_subscriber::fmt().with_ansi(false).with_writer(Arc::new(log.reopen().unwrap())).finish();
+            // The file has no samples.
+            let read = tracing::subscriber::with_default(lines, || {
+                read_sound(file.path(), Path::new("/nowhere/ffmpeg"), None)
+            });
+            assert!(!matches!(read, Ok(Some(_))));
+            let said = std::fs::read_to_string(log.path()).unwrap();
+            assert_eq!(said.matches("WARN").count(), usize::from(pieces > 1), "{said}");
+            let named = format!(
+                "{}: the edit list of its sound has {pieces} pieces, of which only the first is read (seconds 0.500 to \
+                 1.500 of the track; {} left out)",
+                file.path().display(),
+                pieces - 1
+            );
+            assert_eq!(said.contains(&named), pieces > 1, "{said}");
+        }
+    }
+
+    #[test]
+    fn priming_is_skipped_and_a_gap_is_silence() {
+        let movie = movie_of(&[0, 2, 500, -1, 1 << 16, 1000, 22050, 1 << 16]);
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), [boxed(b"ftyp", b"isom"), boxed(b"mdat", b""), boxed(b"moov", &movie)].concat())
             .unwrap();

@@ -177,7 +177,11 @@ fn of_file(path: &Path, wanted: Wanted) -> std::result::Result<Option<SoundPart>
     if is_foreign(&mut file)? {
         return Err(Reason::Unsupported("container").into());
     }
-    let place = mp4_sound(path)?.map_or(Place::Packets, Place::Mp4);
+    let sound = mp4_sound(path)?;
+    if let Some(left_out) = sound.as_ref().and_then(Mp4Sound::left_out) {
+        tracing::warn!("{}: {left_out}", path.display());
+    }
+    let place = sound.map_or(Place::Packets, Place::Mp4);
     decoded(Box::new(file), &hint, place, wanted)
 }
 

@@ -1,5 +1,5 @@
-//! From a prompt to token ids, as transformers 5 prepares them for the reference pipelines: white space stripped, BOS in front
-//! where `tokenizer.json` adds it, no EOS, truncated on the right, padded on the **left** to a fixed length.
+//! From a prompt to token ids, as transformers 5 prepares them for the reference pipelines: white space stripped, truncated
+//! on the right, with the tokens in front and behind that `tokenizer.json` adds, padded on the **left** to a fixed length.
 
 mod bytes;
 
@@ -25,9 +25,9 @@ pub enum TokenizerError {
     /// A file that is not what it should be.
     #[error("{}: {why}", file.display())]
     Content { file: PathBuf, why: String },
-    /// Not even the first token fits.
-    #[error("max_sequence_length is {0}; it must be at least 1")]
-    Length(usize),
+    /// Not even the tokens that every prompt gets fit.
+    #[error("max_sequence_length is {given}; it must be at least {least}")]
+    Length { given: usize, least: usize },
     #[error("the tokenizer failed on the prompt: {0}")]
     Encode(String),
 }
@@ -54,7 +54,7 @@ pub struct TokenizerRules {
     pub(crate) front: BosRule,
 }
 
-/// Gemma's special tokens, of Gemma 3 and 4 alike; BOS if `tokenizer.json` adds it.
+/// Gemma's special tokens, of Gemma 3 and 4 alike; prompts get what `tokenizer.json` adds.
 pub const GEMMA: TokenizerRules = TokenizerRules { bos: "<bos>", eos: "<eos>", pad: "<pad>", front: BosRule::AsAdded };
 
 /// Whether prompts begin with BOS. `add_bos_token` and `add_eos_token` of `tokenizer_config.json` never decide: transformers 5
@@ -63,7 +63,7 @@ pub const GEMMA: TokenizerRules = TokenizerRules { bos: "<bos>", eos: "<eos>", p
 pub enum BosRule {
     /// If the post-processor of `tokenizer.json` adds it (transformers 5, diffusers, Lightricks 1.0.0).
     AsAdded,
-    /// Always: prepended to ids that do not begin with it (Lightricks 1.2.0).
+    /// Always: prepended to ids that do not begin with it, after the post-processor (Lightricks 1.2.0).
     Forced,
 }
 
@@ -71,10 +71,12 @@ pub enum BosRule {
 #[derive(Debug)]
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
-    /// BOS, where prompts get one.
-    bos: Option<i32>,
-    /// Whether a prompt whose text begins with BOS gets no second one.
-    once: bool,
+    /// Ids that the post-processor adds in front of every prompt.
+    prefix: Vec<i32>,
+    /// Ids that the post-processor adds after every prompt.
+    suffix: Vec<i32>,
+    /// BOS, prepended to ids that do not begin with it. `None`: only the post-processor adds tokens.
+    forced: Option<i32>,
     pad: i32,
 }
 
@@ -84,7 +86,7 @@ impl Tokenizer {
     ///
     /// # Errors
     /// [`TokenizerError::Read`] without a `tokenizer.json`; [`TokenizerError::Content`] for a malformed file, a special
-    /// token that the vocabulary lacks, or a post-processor that adds more than BOS.
+    /// token that the vocabulary lacks, or a post-processor that adds tokens elsewhere than in front and behind.
     pub fn open(dir: &Path, rules: &TokenizerRules) -> Result<Self, TokenizerError> {
         let file = dir.join(MODEL_FILE);
         let text = std::fs::read(&file).map_err(|source| TokenizerError::Read { file: file.clone(), source })?;
@@ -137,51 +139,68 @@ impl Tokenizer {
         let name = |key: &str, default: &str| {
             [config, special].iter().find_map(|map| token_name(map.get(key)?)).unwrap_or(default.to_owned())
         };
-        // The ids of an empty prompt are those that the post-processor adds.
-        let added = match encode(&inner, "", true)?.get_ids() {
-            [] => None,
-            [one] => Some(*one as i32),
-            several => {
-                let why = format!("adds {several:?} to every prompt, where the text encoder takes BOS alone");
-                return Err(TokenizerError::Content { file, why });
-            }
+        let [prefix, suffix] = added(&file, &inner)?;
+        let forced = match rules.front {
+            BosRule::AsAdded => None,
+            BosRule::Forced => Some(id(&name("bos_token", rules.bos))?),
         };
-        let bos = match (rules.front, added) {
-            (BosRule::AsAdded, added) => added,
-            (BosRule::Forced, Some(added)) => Some(added),
-            (BosRule::Forced, None) => Some(id(&name("bos_token", rules.bos))?),
-        };
-        let once = rules.front == BosRule::Forced && added.is_none();
         // A tokenizer without a pad token pads with EOS, as the reference does.
         let pad = name("pad_token", rules.pad);
         let pad = id(&pad).or_else(|e| id(&name("eos_token", rules.eos)).map_err(|_| e))?;
-        Ok(Self { inner, bos, once, pad })
+        Ok(Self { inner, prefix, suffix, forced, pad })
     }
 
     /// Encodes a prompt to exactly `max_len` ids.
     ///
     /// # Errors
-    /// [`TokenizerError::Length`] for `max_len` 0, [`TokenizerError::Encode`] when the tokenizer itself fails.
+    /// [`TokenizerError::Length`] for a `max_len` of fewer tokens than every prompt gets, [`TokenizerError::Encode`] when the
+    /// tokenizer itself fails.
     pub fn encode(&self, prompt: &str, max_len: usize) -> Result<Encoding, TokenizerError> {
-        if max_len == 0 {
-            return Err(TokenizerError::Length(max_len));
+        let words = ids(&encode(&self.inner, strip(prompt), false)?);
+        let first = self.prefix.iter().chain(&words).chain(&self.suffix).next();
+        let bos = self.forced.filter(|bos| first != Some(bos));
+        let added = usize::from(bos.is_some()) + self.prefix.len() + self.suffix.len();
+        if max_len < added.max(1) {
+            return Err(TokenizerError::Length { given: max_len, least: added.max(1) });
         }
-        let encoded = encode(&self.inner, strip(prompt), false)?;
-        let words = encoded.get_ids();
-        let begins_with = |bos: i32| words.first().is_some_and(|first| *first as i32 == bos);
-        let bos = self.bos.filter(|&bos| !(self.once && begins_with(bos)));
-        let kept = words.len().min(max_len - usize::from(bos.is_some()));
-        let tokens = bos.into_iter().chain(words[..kept].iter().map(|id| *id as i32));
-        let pads = max_len - kept - usize::from(bos.is_some());
-        let ids: Vec<i32> = std::iter::repeat_n(self.pad, pads).chain(tokens).collect();
+        let kept = words.len().min(max_len - added);
+        let pads = max_len - added - kept;
+        let pad = std::iter::repeat_n(&self.pad, pads);
+        let tokens = bos.iter().chain(&self.prefix).chain(&words[..kept]).chain(&self.suffix);
+        let ids = pad.chain(tokens).copied().collect();
         let mask = (0..max_len).map(|i| i32::from(i >= pads)).collect();
         Ok(Encoding { ids, mask, cut: words.len() - kept })
     }
 
-    /// Ids in the vocabulary, special tokens included.
+    /// Size of the vocabulary, special tokens and gaps between ids included: one more than the largest id.
     pub fn vocab_size(&self) -> usize {
-        self.inner.get_vocab_size(true)
+        self.inner.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1)
     }
+}
+
+/// The ids that the post-processor of `tokenizer.json` adds in front of every prompt and after it.
+fn added(file: &Path, inner: &tokenizers::Tokenizer) -> Result<[Vec<i32>; 2], TokenizerError> {
+    const PROBE: &str = "a";
+    let (words, whole) = (ids(&encode(inner, PROBE, false)?), encode(inner, PROBE, true)?);
+    let all = ids(&whole);
+    if all == words {
+        return Ok([vec![], vec![]]);
+    }
+    let is_added = |mask: &&u32| **mask == 1;
+    let front = whole.get_special_tokens_mask().iter().take_while(is_added).count();
+    let back = whole.get_special_tokens_mask()[front..].iter().rev().take_while(is_added).count();
+    if words.is_empty() || all[front..all.len() - back] != words {
+        let why = format!(
+            "the post-processor makes {all:?} of a prompt of {words:?}; it may only add tokens in front of prompts and \
+             after them"
+        );
+        return Err(TokenizerError::Content { file: file.to_path_buf(), why });
+    }
+    Ok([all[..front].to_vec(), all[all.len() - back..].to_vec()])
+}
+
+fn ids(encoding: &tokenizers::Encoding) -> Vec<i32> {
+    encoding.get_ids().iter().map(|id| *id as i32).collect()
 }
 
 /// The ids of a text, with what `tokenizer.json` adds to every text or without.
@@ -289,13 +308,15 @@ mod tests {
         cases: Vec<Front>,
     }
 
-    /// A tokenizer that differs in its post-processor and flags, and the ids that transformers 5.24 makes of prompts.
+    /// A tokenizer that differs in its post-processor and flags, and the ids that transformers 5.24 makes of prompts: as
+    /// they are, and with BOS prepended to the text of those whose ids do not begin with it.
     #[derive(Deserialize)]
     struct Front {
         name: String,
         post_processor: Value,
         config: Value,
         ids: Vec<Vec<i32>>,
+        forced: Vec<Vec<i32>>,
     }
 
     fn opened(json: &Value, config: &Value, front: BosRule) -> Result<Tokenizer, TokenizerError> {
@@ -305,42 +326,65 @@ mod tests {
     }
 
     #[test]
-    fn bos_is_what_the_post_processor_adds_whatever_the_flags() {
+    fn prompts_get_what_the_post_processor_adds_whatever_the_flags() {
         let text = std::fs::read(fixtures().join("bos.json")).expect("the fixture is there");
         let fixture: FrontFixture = serde_json::from_slice(&text).expect("the fixture parses");
-        assert_eq!(fixture.cases.len(), 10);
+        assert_eq!(fixture.cases.len(), 13);
         for case in fixture.cases {
             let [mut json, ..] = byte_tokenizer();
             json["post_processor"] = case.post_processor.clone();
             let name = &case.name;
             let open = |front| opened(&json, &case.config, front).expect("opens");
             let [own, forced] = [BosRule::AsAdded, BosRule::Forced].map(open);
-            for (prompt, ids) in fixture.prompts.iter().zip(&case.ids) {
+            for ((prompt, ids), begun) in fixture.prompts.iter().zip(&case.ids).zip(&case.forced) {
                 let kept = |tokenizer: &Tokenizer| {
                     let got = tokenizer.encode(prompt, fixture.max_length).expect("encodes");
                     let pads = got.mask.iter().filter(|m| **m == 0).count();
                     (got.ids[pads..].to_vec(), got.cut)
                 };
                 assert_eq!(kept(&own).0, *ids, "{name}: {prompt:?}, {}", case.config);
-                let mut begun = ids.clone();
-                if begun.first() != Some(&2) {
-                    begun.insert(0, 2);
-                }
-                begun.truncate(fixture.max_length);
-                assert_eq!(kept(&forced).0, begun, "{name}: {prompt:?}, {}", case.config);
+                assert_eq!(kept(&forced).0, *begun, "{name}: {prompt:?} with BOS, {}", case.config);
             }
         }
     }
 
     #[test]
-    fn more_than_the_token_in_front_is_refused() {
+    fn tokens_within_a_prompt_are_refused() {
         let [mut json, config, _] = byte_tokenizer();
-        json["post_processor"]["single"] = json!([{"SpecialToken": {"id": "<bos>", "type_id": 0}},
-            {"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "<bos>", "type_id": 0}}]);
-        for front in [BosRule::AsAdded, BosRule::Forced] {
-            let e = opened(&json, &config, front).expect_err("refused").to_string();
-            assert_eq!(e, "folder/tokenizer.json: adds [2, 2] to every prompt, where the text encoder takes BOS alone");
+        let (bos, text) =
+            (json!({"SpecialToken": {"id": "<bos>", "type_id": 0}}), json!({"Sequence": {"id": "A", "type_id": 0}}));
+        for (single, made) in [
+            (json!([text, bos, text]), "[325, 2, 325] of a prompt of [325, 325]"),
+            (json!([bos]), "[2] of a prompt of []"),
+        ] {
+            json["post_processor"]["single"] = single;
+            for front in [BosRule::AsAdded, BosRule::Forced] {
+                let e = opened(&json, &config, front).expect_err("refused").to_string();
+                let want = format!("folder/tokenizer.json: the post-processor makes {made}; ");
+                assert!(e.starts_with(&want), "{e}");
+            }
         }
+    }
+
+    #[test]
+    fn prompts_need_room_for_the_tokens_that_are_added() {
+        let [mut json, config, _] = byte_tokenizer();
+        let special = |name: &str| json!({"SpecialToken": {"id": name, "type_id": 0}});
+        json["post_processor"]["single"] =
+            json!([special("<bos>"), {"Sequence": {"id": "A", "type_id": 0}}, special("<eos>")]);
+        json["post_processor"]["special_tokens"]["<eos>"] = json!({"id": "<eos>", "ids": [1], "tokens": ["<eos>"]});
+        let tokenizer = opened(&json, &config, BosRule::AsAdded).expect("opens");
+        let e = tokenizer.encode("a", 1).expect_err("two are added").to_string();
+        assert_eq!(e, "max_sequence_length is 1; it must be at least 2");
+        let got = tokenizer.encode("a b", 3).expect("encodes");
+        assert_eq!(got, Encoding { ids: vec![2, 325, 1], mask: vec![1, 1, 1], cut: 2 });
+    }
+
+    #[test]
+    fn vocabulary_reaches_to_the_largest_id() {
+        let [mut json, config, _] = byte_tokenizer();
+        json["model"]["vocab"]["far"] = json!(2000);
+        assert_eq!(opened(&json, &config, BosRule::AsAdded).expect("opens").vocab_size(), 2001);
     }
 
     #[test]
@@ -356,7 +400,7 @@ mod tests {
         let got = tokenizer.encode(" \x1c a b\n", 6).expect("encodes");
         assert_eq!(got, Encoding { ids: vec![0, 0, 2, 325, 260, 326], mask: vec![0, 0, 1, 1, 1, 1], cut: 0 });
         assert_eq!(tokenizer.encode("", 1).expect("encodes").ids, [2]);
-        assert!(matches!(tokenizer.encode("a", 0), Err(TokenizerError::Length(0))));
+        assert!(matches!(tokenizer.encode("a", 0), Err(TokenizerError::Length { given: 0, least: 1 })));
     }
 
     #[test]

@@ -28,20 +28,10 @@ impl Files {
     }
 
     /// Dequantization scale of a tensor's 8-bit floats, where the files hold one.
-    fn scales(&self, component: Component, key: &str, shape: &[usize]) -> Found<Option<Vec<f32>>> {
-        let checkpoint = self.source.checkpoint(component).map_err(|e| e.to_string())?;
-        let Some(name) = checkpoint.scale_of(key) else { return Ok(None) };
-        let view = self.view(component, &name)?;
-        let scales = finite_tensor(&view).map_err(|e| e.to_string())?;
-        let scales: Vec<f32> = scales.to_f32().into_iter().collect();
-        let rows = shape.first().copied().unwrap_or(1);
-        match scales.len() == 1 || scales.len() == rows {
-            true => Ok(Some(scales)),
-            false => {
-                let (file, key, count) = (view.file().display(), view.key(), scales.len());
-                Err(format!("{file}: tensor '{key}' has {count} scales, they must be 1 or one of {rows} rows"))
-            }
-        }
+    fn scales(&self, component: Component, key: &str) -> Found<Option<Vec<f32>>> {
+        let view = self.source.checkpoint(component).and_then(|c| c.scales_of(key)).map_err(|e| e.to_string())?;
+        let Some(view) = view else { return Ok(None) };
+        Ok(Some(finite_tensor(&view).map_err(|e| e.to_string())?.to_f32().into_iter().collect()))
     }
 }
 
@@ -63,7 +53,7 @@ impl ParameterSource for Files {
         let component = part(component)?;
         let view = self.view(component, key)?;
         let (dtype, shape) = (view.dtype(), view.shape().to_vec());
-        let scales = if dtype == DType::F8E4M3FN { self.scales(component, key, &shape)? } else { None };
+        let scales = if dtype == DType::F8E4M3FN { self.scales(component, key)? } else { None };
         let (file, name) = (view.file().to_path_buf(), view.key().to_string());
         let updates = lora::updates(&self.loras, component, key);
         if updates.is_empty() {

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use super::configs::ModelConfigs;
-use super::error::{PipelineError, Result};
+use super::error::Result;
 use super::origin::{self, Origin, Weights};
 use super::verify;
 use crate::av::Av;
@@ -76,17 +76,10 @@ impl Model {
             configs.origin().name(),
             if files.is_some() { "" } else { ", tokenizer (bytes)" }
         );
-        let rules = &configs.tokenizer()?;
         let tokenizer = match &files {
-            Some(files) => verify::open_tokenizer(files, rules)?,
-            None => Tokenizer::bytes(rules)?,
+            Some(files) => verify::open_tokenizer(files, &configs)?,
+            None => verify::stand_in_tokenizer(&configs)?,
         };
-        let vocabulary = configs.text_encoder()?.vocab_size();
-        if tokenizer.vocab_size() > vocabulary {
-            let ids = tokenizer.vocab_size();
-            let message = format!("the tokenizer has {ids} ids, the text encoder knows {vocabulary}");
-            return Err(PipelineError::Input(message));
-        }
         let (vae, audio) = (configs.video_vae()?, configs.audio_vae()?);
         let video = plain_statistics(vae.latent_channels, vae.scaling_factor);
         let statistics = Av { video, audio: plain_statistics(audio.base_channels, 1.0) };

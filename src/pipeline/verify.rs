@@ -1,12 +1,13 @@
 //! Verification of a model's components from configurations, headers and small tensors, before anything is compiled.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::sync::Arc;
 
 use super::configs::ModelConfigs;
 use super::error::{PipelineError, Result};
 use super::parameters::compare;
-use crate::models::tokenizer::{Tokenizer, TokenizerRules};
+use crate::models::tokenizer::{Tokenizer, TokenizerError};
 use crate::sampling::latents::Statistics;
 use crate::sampling::sigmas::FlowMatch;
 use crate::weights::{Component, ModelSource, TensorView, TokenizerFiles, ValidationReport, finite_tensor};
@@ -68,23 +69,48 @@ pub(super) fn statistics(configs: &ModelConfigs, source: &ModelSource, part: Com
 /// Opens a model's tokenizer.
 ///
 /// # Errors
-/// Files that are absent or cannot be used.
+/// Files that are absent or cannot be used; token ids that the text encoder has no embeddings of.
 pub(super) fn tokenizer(configs: &ModelConfigs, source: &ModelSource) -> Result<Tokenizer> {
-    open_tokenizer(&source.tokenizer()?, &configs.tokenizer()?)
+    open_tokenizer(&source.tokenizer()?, configs)
 }
 
-/// Opens a tokenizer from its files.
+/// Opens the tokenizer of a model from its files.
 ///
 /// # Errors
-/// Files that cannot be used.
-pub(super) fn open_tokenizer(files: &TokenizerFiles, rules: &TokenizerRules) -> Result<Tokenizer> {
-    Ok(match files {
-        TokenizerFiles::Folder(folder) => Tokenizer::open(folder, rules)?,
+/// Files that cannot be used; token ids that the text encoder has no embeddings of.
+pub(super) fn open_tokenizer(files: &TokenizerFiles, configs: &ModelConfigs) -> Result<Tokenizer> {
+    let rules = &configs.tokenizer()?;
+    let (tokenizer, place) = match files {
+        TokenizerFiles::Folder(folder) => (Tokenizer::open(folder, rules)?, folder),
         TokenizerFiles::Packed { file, tokenizer, config } => {
             let config = config.as_ref().map(TensorView::read).transpose()?;
-            Tokenizer::packed(file, &tokenizer.read()?, config.as_deref(), rules)?
+            (Tokenizer::packed(file, &tokenizer.read()?, config.as_deref(), rules)?, file)
         }
-    })
+    };
+    with_embeddings(tokenizer, &place.join("tokenizer.json"), configs)
+}
+
+/// The byte tokenizer, for a model of random weights without tokenizer files.
+///
+/// # Errors
+/// Token ids that the text encoder has no embeddings of.
+pub(super) fn stand_in_tokenizer(configs: &ModelConfigs) -> Result<Tokenizer> {
+    with_embeddings(Tokenizer::bytes(&configs.tokenizer()?)?, Path::new("stand-in tokenizer (bytes)"), configs)
+}
+
+/// A tokenizer, unless the text encoder lacks embeddings of some of its ids: a gather would take other rows for them.
+fn with_embeddings(tokenizer: Tokenizer, file: &Path, configs: &ModelConfigs) -> Result<Tokenizer> {
+    let (size, embeddings) = (tokenizer.vocab_size(), configs.text_encoder()?.vocab_size());
+    if size <= embeddings {
+        return Ok(tokenizer);
+    }
+    let encoder = configs.origin().config_place(Component::TextEncoder);
+    let why = format!(
+        "token ids reach {}, the text encoder of {} has a vocab_size of {embeddings}; take both from one model",
+        size - 1,
+        encoder.display()
+    );
+    Err(TokenizerError::Content { file: file.to_path_buf(), why }.into())
 }
 
 /// Reads the model's own noise schedule.

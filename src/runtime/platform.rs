@@ -7,7 +7,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 pub(crate) use super::hardware::{cuda_devices, hardware};
-use super::trial;
+use super::trial::{self, Purpose};
 use crate::pjrt::discover::{self, PLUGIN_VARIABLE, Platform, Search};
 use crate::pjrt::{Attributes, Client, ClientOptions, CpuOptions, CudaOptions, Error, Node, Plugin};
 
@@ -127,7 +127,7 @@ pub(crate) fn check_flags(choice: &Choice, options: &Options) -> Result<(), Plat
         Choice::Auto => variable.or_else(|| Platform::ALL.into_iter().find_map(first)),
     };
     let is_here = |path: &PathBuf| Platform::of_file(path).is_none_or(|platform| hardware(platform).is_ok());
-    match path.filter(is_here).map_or(Ok(()), |path| trial::check(&path, options.trial)) {
+    match path.filter(is_here).map_or(Ok(()), |path| trial::check(&path, options.trial, Purpose::Run)) {
         Err(error @ Error::Flags { .. }) => Err(error.into()),
         _ => Ok(()),
     }
@@ -182,7 +182,7 @@ fn auto(options: &Options) -> Result<(Plugin, Client), PlatformError> {
 
 /// Starts a plugin file, with the options of a platform where that is known.
 fn start_file(path: &Path, platform: Option<Platform>, options: &Options) -> Result<(Plugin, Client), Error> {
-    let plugin = trial::load(path, options.trial)?;
+    let plugin = trial::load(path, options.trial, Purpose::Run)?;
     let client = Client::among(&plugin, &client_options(platform, options), options.node.as_ref())?;
     Ok((plugin, client))
 }

@@ -12,7 +12,7 @@ use super::flags::Toolchain;
 use super::platform::hardware;
 use super::plugins::Libtpu;
 use super::sealed::sha256;
-use super::trial;
+use super::trial::{self, Purpose};
 use crate::analysis::{Chip, Links};
 use crate::hlo::Program;
 use crate::pjrt::discover::{self, Platform};
@@ -135,6 +135,8 @@ pub struct OpenTarget {
     pub device_kind: String,
     /// Bytes a program may use on a device, where there is a limit.
     pub capacity: Option<i64>,
+    /// Bytes of a device that the plugin states, which the chip's file may lower. `None`: it states none.
+    pub stated_capacity: Option<i64>,
     compiler: Compiler,
     refused: Refused,
 }
@@ -228,7 +230,7 @@ impl Target {
 
     fn plugin(&self) -> Result<Plugin, Error> {
         let search = discover::find(self.platform, None);
-        trial::load(&search.found.first().ok_or_else(|| search.not_found())?.path, None)
+        trial::load(&search.found.first().ok_or_else(|| search.not_found())?.path, None, Purpose::Compile)
     }
 
     /// The GPUs of this host, where they are as many and of the kind: what they compile is complete, and they hold no memory
@@ -268,7 +270,17 @@ impl Target {
                 let capacity = self.chip.as_ref().map(|c| c.capacity);
                 let compiler = Compiler::Client(client);
                 let (target, refused) = (self.clone(), Refused::default());
-                return Ok(OpenTarget { target, vms: 1, devices, device_kind, capacity, compiler, refused });
+                let stated_capacity = None;
+                return Ok(OpenTarget {
+                    target,
+                    vms: 1,
+                    devices,
+                    device_kind,
+                    capacity,
+                    stated_capacity,
+                    compiler,
+                    refused,
+                });
             }
             Platform::Cuda => {
                 let config = self.target_config.as_deref().unwrap_or_default();
@@ -292,6 +304,7 @@ impl Target {
             device_kind: described.first().map(|d| d.kind.clone()).unwrap_or_default(),
             devices: described.iter().map(|d| d.id).collect(),
             // A GPU's topology repeats the card's size, of which the driver keeps a part.
+            stated_capacity: stated,
             capacity: [stated, self.chip.as_ref().map(|c| c.capacity)].into_iter().flatten().min(),
             compiler: Compiler::Topology(topology),
             refused: Refused::default(),

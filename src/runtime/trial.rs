@@ -20,6 +20,8 @@ use crate::pjrt::{Error, Plugin, end_process};
 
 /// Variable that names the file to a process that tries one.
 const FILE: &str = "LTX2_TRY_PLUGIN";
+/// Variable that is set in a process that tries a plugin for a run.
+const TO_RUN: &str = "LTX2_TRY_PLUGIN_TO_RUN";
 /// Time for a trial where nothing else is said: half a gigabyte may come over a network, and libtpu away from a TPU asks the
 /// cloud's metadata server for minutes.
 const PATIENCE: Duration = Duration::from_secs(600);
@@ -38,11 +40,21 @@ const REMEDY: &str =
 /// This program, where it knows how to try a file.
 static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
 
+/// What a plugin is loaded for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// To run programs: a plugin for TPUs needs chips.
+    Run,
+    /// To compile, also for absent TPUs: a plugin for TPUs needs chips unless `TPU_SKIP_MDS_QUERY` is set.
+    Compile,
+}
+
 /// Tries a file and ends the process, where it was started for that; otherwise new files are tried from here on. A program that
 /// never calls this loads plugins at once: started again, it would do its own work.
 pub(crate) fn begin() {
     if let Some(file) = std::env::var_os(FILE) {
-        let loaded = load_here(Path::new(&file));
+        let purpose = if std::env::var_os(TO_RUN).is_some() { Purpose::Run } else { Purpose::Compile };
+        let loaded = load_here(Path::new(&file), purpose);
         if let Ok(plugin) = &loaded
             && plugin_flags::are_set()
         {
@@ -67,18 +79,18 @@ pub(crate) fn begin() {
 ///
 /// # Errors
 /// Those of [`check`]; those of loading it.
-pub(crate) fn load(path: &Path, limit: Option<Duration>) -> Result<Plugin, Error> {
-    check(path, limit)?;
-    load_here(path)
+pub(crate) fn load(path: &Path, limit: Option<Duration>, purpose: Purpose) -> Result<Plugin, Error> {
+    check(path, limit, purpose)?;
+    load_here(path, purpose)
 }
 
 /// Tries a new plugin file, or new flags, without loading it into this process.
 ///
 /// # Errors
 /// A file that ends or holds up the process that tries it; a flag of the environment that it does not take.
-pub(crate) fn check(path: &Path, limit: Option<Duration>) -> Result<(), Error> {
+pub(crate) fn check(path: &Path, limit: Option<Duration>, purpose: Purpose) -> Result<(), Error> {
     let Some(program) = PROGRAM.get() else { return Ok(()) };
-    let attempt = || attempt(program, path, limit);
+    let attempt = || attempt(program, path, limit, purpose);
     let tried = match (folder(), plugin_flags::identity()) {
         (Some(folder), Some(flags)) => Known { folder, flags }.good_or(path, attempt),
         _ => attempt().map(drop),
@@ -89,16 +101,21 @@ pub(crate) fn check(path: &Path, limit: Option<Duration>) -> Result<(), Error> {
     })
 }
 
-/// Loads a plugin into this process. libtpu looks for its chips while it is initialised, for minutes where there are none: it is
-/// not initialised there, unless it is told to compile for absent ones.
-fn load_here(path: &Path) -> Result<Plugin, Error> {
-    Plugin::load_if(path, |plugin| {
-        if !plugin.is_for_tpus() || std::env::var_os("TPU_SKIP_MDS_QUERY").is_some() {
+/// Loads a plugin into this process. libtpu looks for its chips for minutes where there are none, while it is initialised or, with
+/// `TPU_SKIP_MDS_QUERY`, when a client is made: it is not initialised there, but to compile for absent chips.
+fn load_here(path: &Path, purpose: Purpose) -> Result<Plugin, Error> {
+    let check = |plugin: &Plugin| {
+        let for_absent = purpose == Purpose::Compile && std::env::var_os("TPU_SKIP_MDS_QUERY").is_some();
+        if !plugin.is_for_tpus() || for_absent {
             return Ok(());
         }
         let missing = |reason| Error::NoHardware { platform: Platform::Tpu.name(), reason };
         hardware(Platform::Tpu).map(drop).map_err(missing)
-    })
+    };
+    let plugin = Plugin::load_if(path, check)?;
+    // It may have been loaded before, to compile.
+    check(&plugin)?;
+    Ok(plugin)
 }
 
 /// Why a trial failed.
@@ -168,7 +185,7 @@ fn identity(path: &Path) -> Option<String> {
 ///
 /// # Errors
 /// The end of the process, or its hanging.
-fn attempt(program: &Path, path: &Path, limit: Option<Duration>) -> Result<bool, Fault> {
+fn attempt(program: &Path, path: &Path, limit: Option<Duration>, purpose: Purpose) -> Result<bool, Fault> {
     let (limit, started) = (limit.unwrap_or(PATIENCE), Instant::now());
     let untried = |error: std::io::Error| {
         tracing::debug!("{} is loaded without a trial: {error}", path.display());
@@ -180,6 +197,10 @@ fn attempt(program: &Path, path: &Path, limit: Option<Duration>) -> Result<bool,
     };
     let mut command = Command::new(program);
     command.env(FILE, path).env_remove("LTX2_COMPILE_LOG").stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+    match purpose {
+        Purpose::Run => command.env(TO_RUN, "1"),
+        Purpose::Compile => command.env_remove(TO_RUN),
+    };
     let mut child = match command.spawn() {
         Ok(child) => child,
         Err(error) => return untried(error),

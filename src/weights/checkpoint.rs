@@ -12,7 +12,7 @@ use safetensors::Dtype;
 use safetensors::tensor::Metadata;
 use serde_json::Value;
 
-use super::error::WeightsError;
+use super::error::{Misscaled, WeightsError};
 use crate::hlo::DType;
 use crate::tensor::Tensor;
 
@@ -362,10 +362,20 @@ impl Checkpoint {
         self.tensors.contains_key(name)
     }
 
-    /// The dequantization scale of the 8-bit floats of `name`, where there is one: `….weight_scale`,
-    /// as Lightricks' files have it.
-    pub(crate) fn scale_of(&self, name: &str) -> Option<String> {
-        Some(format!("{name}_scale")).filter(|n| self.contains(n))
+    /// The dequantization scales of the 8-bit floats of `name`, one number or one a row: the tensor `….weight_scale`, as
+    /// Lightricks' files have it. `None`: the files hold none.
+    ///
+    /// # Errors
+    /// Scales of another shape, as those of blocks, or that are not floats.
+    pub(crate) fn scales_of(&self, name: &str) -> Result<Option<TensorView>, WeightsError> {
+        let Some(entry) = self.tensors.get(&format!("{name}_scale")) else { return Ok(None) };
+        let rows = self.shape(name).and_then(|shape| shape.first()).copied().unwrap_or(1);
+        let count: usize = entry.shape.iter().product();
+        if count != 1 && (count != rows || entry.shape[0] != rows) {
+            let scales = Misscaled { name: entry.key.to_string(), shape: entry.shape.to_vec(), rows };
+            return Err(WeightsError::Scales { path: self.shards[entry.shard].path.clone(), scales });
+        }
+        self.get_float(&format!("{name}_scale")).map(Some)
     }
 
     pub fn shape(&self, name: &str) -> Option<&[usize]> {

@@ -1,5 +1,6 @@
 //! Errors of a model's files. Every message is one line that names the file and the key.
 
+use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -39,6 +40,9 @@ pub enum WeightsError {
     WrongDtype { path: PathBuf, key: String, dtype: String, want: &'static str },
     #[error("{}: tensor `{key}` has shape {got:?}, the model's configuration asks for {want:?}", path.display())]
     Shape { path: PathBuf, key: String, got: Vec<usize>, want: Vec<usize> },
+    /// Scales of 8-bit weights for other parts than rows.
+    #[error("{}: {scales}", path.display())]
+    Scales { path: PathBuf, scales: Misscaled },
     #[error("{}: the tensors of the {component} do not fit its configuration: {summary}", path.display())]
     Mismatch { path: PathBuf, component: Component, summary: String },
     #[error("{}: tensor `{key}`{} not read by any part of LTX-2.0, LTX-2.3 or LTX-2.5: the model may be newer than this program",
@@ -85,6 +89,26 @@ pub enum WeightsError {
     /// The bytes are no host tensor.
     #[error("{}: tensor `{key}`: {source}", path.display())]
     Tensor { path: PathBuf, key: String, source: TensorError },
+}
+
+/// Dequantization scales that are neither one number nor one a row.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Misscaled {
+    pub(crate) name: String,
+    pub(crate) shape: Vec<usize>,
+    /// Rows of the weight.
+    pub(crate) rows: usize,
+}
+
+impl fmt::Display for Misscaled {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Misscaled { name, shape, rows } = self;
+        write!(
+            f,
+            "`{name}` has shape {shape:?}, where 8-bit weights have one scale or one for each of {rows} rows; use bf16 \
+             weights, or weights quantized per tensor or per row"
+        )
+    }
 }
 
 impl WeightsError {

@@ -32,7 +32,7 @@ mod write;
 
 pub use checkpoint::{Checkpoint, TensorView};
 pub use component::Component;
-pub use error::WeightsError;
+pub use error::{Misscaled, WeightsError};
 pub use hub::HubCache;
 pub use lora::{Lora, LoraFile};
 pub use merge_order::MergeOrder;

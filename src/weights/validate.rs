@@ -5,7 +5,7 @@ use std::fmt;
 
 use super::Component;
 use super::checkpoint::{Checkpoint, TensorView};
-use super::error::WeightsError;
+use super::error::{Misscaled, WeightsError};
 use super::keys::NOT_TEXT;
 use crate::hlo::DType;
 use crate::tensor::Tensor;
@@ -31,6 +31,8 @@ pub(crate) struct ValidationReport {
     pub(crate) missing: Vec<String>,
     /// There, with another shape.
     pub(crate) misshaped: Vec<Misshaped>,
+    /// Scales of weights that are there, of a shape that is not read.
+    pub(crate) misscaled: Vec<Misscaled>,
     /// There, but not floating point: name and element type.
     pub(crate) wrong_dtype: Vec<(String, String)>,
     /// There, not declared, and not known to change no result.
@@ -79,6 +81,7 @@ pub(crate) fn validate<'a>(
                 Ok(view) => {
                     report.matched += 1;
                     report.bytes += view.size() as u64;
+                    report.add_scales(checkpoint, name);
                 }
                 Err(_) => report.wrong_dtype.extend(checkpoint.dtype_name(name).map(|dtype| (name.into(), dtype))),
             },
@@ -95,9 +98,28 @@ pub(crate) fn validate<'a>(
 }
 
 impl ValidationReport {
+    /// Adds what is wrong with the dequantization scales of a weight.
+    fn add_scales(&mut self, checkpoint: &Checkpoint, name: &str) {
+        if !name.ends_with(".weight") {
+            return;
+        }
+        match checkpoint.scales_of(name) {
+            Ok(_) => {}
+            Err(WeightsError::Scales { scales, .. }) => self.misscaled.push(scales),
+            Err(_) => {
+                let scales = format!("{name}_scale");
+                self.wrong_dtype.extend(checkpoint.dtype_name(&scales).map(|dtype| (scales, dtype)));
+            }
+        }
+    }
+
     /// True when every declared tensor is there as declared, and no other.
     pub(crate) fn is_ok(&self) -> bool {
-        self.missing.is_empty() && self.misshaped.is_empty() && self.wrong_dtype.is_empty() && self.extra.is_empty()
+        self.missing.is_empty()
+            && self.misshaped.is_empty()
+            && self.misscaled.is_empty()
+            && self.wrong_dtype.is_empty()
+            && self.extra.is_empty()
     }
 
     /// An error that names the first differences, unless [`ValidationReport::is_ok`].
@@ -113,6 +135,7 @@ impl ValidationReport {
     pub(crate) fn lines(&self) -> Vec<String> {
         let mut lines: Vec<String> = self.missing.iter().map(|n| format!("missing    {n}")).collect();
         lines.extend(self.misshaped.iter().map(|m| format!("mis-shaped {m}")));
+        lines.extend(self.misscaled.iter().map(|m| format!("mis-scaled {m}")));
         lines.extend(self.wrong_dtype.iter().map(|(n, d)| format!("wrong type {n}: {d}, not floating point")));
         lines.extend(self.extra.iter().map(|n| format!("extra      {n}")));
         lines
@@ -136,6 +159,9 @@ impl fmt::Display for ValidationReport {
         parts.extend(part(self.missing.len(), "missing", self.missing.iter().take(3).cloned().collect()));
         let shapes = self.misshaped.iter().take(3).map(ToString::to_string).collect();
         parts.extend(part(self.misshaped.len(), "mis-shaped", shapes));
+        // Each ends with advice, which one is enough for.
+        let scales = self.misscaled.iter().take(1).map(ToString::to_string).collect();
+        parts.extend(part(self.misscaled.len(), "with scales that are not read", scales));
         let types = self.wrong_dtype.iter().take(3).map(|(n, d)| format!("{n}: {d}")).collect();
         parts.extend(part(self.wrong_dtype.len(), "not floating point", types));
         parts.extend(part(self.extra.len(), "that nothing reads", self.extra.iter().take(3).cloned().collect()));

@@ -27,6 +27,7 @@ mod layout_files;
 mod library;
 mod ltx2_5;
 mod memory;
+mod model_files;
 mod models;
 mod module_store;
 mod nano_quality;

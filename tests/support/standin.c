@@ -13,8 +13,8 @@
  *                                     abort               ends the process, as a failed CHECK does
  *   LTX2_STANDIN_LOG      file to which each action adds a line when it is taken
  *   LTX2_STANDIN_CALLS    file that gets a line a function when the process ends: its name and the number of its calls
- *   LTX2_STANDIN_LOAD     what loading does: abort, hang, major (a table of the next major version), or tpu (a TPU plugin whose initialisation
- *                         never ends)
+ *   LTX2_STANDIN_LOAD     what loading does: abort, hang, major (a table of the next major version), tpu (a TPU plugin whose initialisation
+ *                         never ends), or other (a client whose platform is called so)
  *
  * With -DNO_ENTRY it exports nothing, as a library that is no plugin.
  *
@@ -231,6 +231,9 @@ static int own_event(int slot, void *args) {
     return 1;
 }
 
+/* Whether the client's platform is called `other`. */
+static int is_other;
+
 static void *call(int slot, void *args) {
     atomic_fetch_add(&calls[slot], 1);
     struct Rule *rule = due(slot, args);
@@ -247,6 +250,10 @@ static void *call(int slot, void *args) {
     }
     if (own_event(slot, args)) return NULL;
     void *error = real[slot](args);
+    if (!error && is_other && slot == SLOT_client_platform_name) {
+        FIELD(const char *, args, AT_ClientPlatformNameArgs_platform_name) = "other";
+        FIELD(size_t, args, AT_ClientPlatformNameArgs_platform_name_size) = 5;
+    }
     int at = event_of(slot);
     if (!error && at && rule && rule->action == DROP) FIELD(void *, args, at) = add(0, NULL, FIELD(void *, args, at));
     return error;
@@ -297,6 +304,7 @@ const void *GetPjrtApi(void) {
         return NULL;
     }
     if (!read_plan()) return NULL;
+    is_other = load && !strcmp(load, "other");
     size_t size = FIELD(size_t, theirs, 0);
     char *table = malloc(size);
     memcpy(table, theirs, size);

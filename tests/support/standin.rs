@@ -41,6 +41,8 @@ pub enum Load {
     Major,
     /// A TPU's extension, and an initialisation that never ends.
     Tpu,
+    /// A client whose platform is called `other`.
+    Other,
     /// No entry point.
     NoEntry,
 }
@@ -112,6 +114,7 @@ impl Standin {
             Some(Load::Hang) => "hang",
             Some(Load::Major) => "major",
             Some(Load::Tpu) => "tpu",
+            Some(Load::Other) => "other",
             Some(Load::NoEntry) | None => "",
         };
         command.env("LTX2_STANDIN_LOAD", load);

@@ -205,6 +205,32 @@ fn differences_to_the_declaration_are_listed() {
 }
 
 #[test]
+fn scales_of_blocks_or_integers_are_differences() {
+    let dir = TempDir::new().expect("dir");
+    let report = |shape: &[usize], scale: (&str, &[usize])| {
+        let tensors = [("a.weight", "F8_E4M3", shape), ("a.weight_scale", scale.0, scale.1)];
+        let path = put(dir.path().join("x.safetensors"), safetensors(&tensors, Value::Null));
+        let checkpoint = Checkpoint::open(&path).expect("opens");
+        let report = validate(&checkpoint, Component::Transformer, [("a.weight", shape)]);
+        (report.clone(), report.into_result(Component::Transformer, &checkpoint))
+    };
+    for (dtype, scale) in [("F32", &[][..]), ("F32", &[1]), ("BF16", &[1, 1]), ("F32", &[4]), ("F16", &[4, 1])] {
+        report(&[4, 6], (dtype, scale)).1.unwrap_or_else(|e| panic!("{scale:?}: {e}"));
+    }
+    // As many scales as rows, but of blocks, and of columns.
+    for (shape, scale) in [([4, 6], &[2, 3][..]), ([4, 6], &[2, 2]), ([4, 4], &[1, 4]), ([4, 6], &[6]), ([4, 6], &[0])]
+    {
+        let (report, result) = report(&shape, ("F32", scale));
+        assert_eq!((report.misscaled.len(), report.lines().len()), (1, 1), "{scale:?}");
+        let had = format!("`a.weight_scale` has shape {scale:?}");
+        fails(result, &["x.safetensors", &had, "one for each of 4 rows; use bf16 weights"]);
+    }
+    let (report, result) = report(&[4, 6], ("I8", &[4, 1]));
+    assert_eq!(report.wrong_dtype, [("a.weight_scale".to_string(), "i8".to_string())]);
+    fails(result, &["x.safetensors", "1 not floating point (a.weight_scale: i8)"]);
+}
+
+#[test]
 fn the_first_number_that_is_not_finite_is_found() {
     let dir = TempDir::new().expect("dir");
     let mut bytes = safetensors(&[("w", "BF16", &[2, 3])], Value::Null);

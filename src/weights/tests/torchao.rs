@@ -106,7 +106,8 @@ fn fp8_weights_keep_their_bytes_and_scales() {
     ];
     let form = metadata("Float8Tensor", "bfloat16", Value::Null);
     let checkpoint = Checkpoint::open(&file(dir.path().join("x.safetensors"), &tensors, form)).expect("opens");
-    assert_eq!(checkpoint.scale_of("a.b.weight").as_deref(), Some("a.b.weight_scale"));
+    let scales = checkpoint.scales_of("a.b.weight").expect("one a row").expect("there");
+    assert_eq!((scales.key(), scales.read().expect("read")), ("a.b._weight_scale", floats(&SCALES)));
     let view = checkpoint.get_float("a.b.weight").expect("8-bit floats");
     assert_eq!((view.dtype(), view.read().expect("read")), (DType::F8E4M3FN, tensors[0].3.clone()));
     let declared: [(&str, &[usize]); 1] = [("a.b.weight", &[2, 3])];
