@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
 
 use super::error::{PipelineError, Result};
 use super::options::GenerateOptions;
@@ -76,6 +77,31 @@ pub(super) fn files(config: &Config, options: &GenerateOptions) -> Vec<PathBuf> 
     all.map(|output| resolved(&output.path)).collect()
 }
 
+/// Files and folders of frames that a run may replace.
+#[derive(Clone, Debug)]
+pub(crate) struct Replaceable {
+    all: bool,
+    paths: Arc<[PathBuf]>,
+}
+
+impl Replaceable {
+    /// Whatever is there.
+    pub(crate) fn everything() -> Self {
+        Replaceable { all: true, paths: Arc::new([]) }
+    }
+
+    /// With `--force` whatever is there; with `--resume` what the interrupted run has left, which is looked for now; else nothing.
+    pub(super) fn of(config: &Config, options: &GenerateOptions) -> Self {
+        let all = of_run(config, options).into_iter().filter(|_| options.resume).map(|output| output.path);
+        Replaceable { all: options.force, paths: all.filter(|path| path.exists()).collect() }
+    }
+
+    /// Whether a file of this name is replaced; else it stays and is an error.
+    pub(crate) fn has(&self, path: &Path) -> bool {
+        self.all || self.paths.iter().any(|known| known == path)
+    }
+}
+
 /// A path as the file system has it, whether or not there is a file: links of the folders that exist are followed.
 fn resolved(path: &Path) -> PathBuf {
     let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
@@ -122,7 +148,7 @@ fn check_distinct(outputs: &[Output]) -> Result<()> {
 
 /// Refuses outputs of a run that would overwrite something, and two that are the same. Changes nothing.
 ///
-/// With `resume`, files that the interrupted run was writing may be replaced, and the sidecar of the same request.
+/// With `resume`, files that the interrupted run was writing may be replaced: a video and a sidecar if they have the same request.
 ///
 /// # Errors
 /// The key or flag, the path, and how to go on.
@@ -140,10 +166,12 @@ pub(crate) fn check_taken(config: &Config, options: &GenerateOptions) -> Result<
         let refuse = |what: &str, cure: &str| {
             Err(PipelineError::Usage(format!("{key}: {} {what}; {cure}, or name another", path.display())))
         };
-        if is_resumed(path) {
-            continue;
-        }
+        let is_own = |video: &Path| options.resume && recorded_request(config, options, video);
         match *key {
+            "output.path" if saved::is_kept(path) && is_own(path) => {}
+            "output.path" if path.exists() => return refuse("exists", "overwrite it with --force"),
+            "output.sidecar" if options.outputs.iter().any(|video| sidecar_path(video) == *path && is_own(video)) => {}
+            key if key != "output.sidecar" && is_resumed(path) => {}
             FRAMES if !png_frames_in(path)?.is_empty() => {
                 return refuse("holds frames of another video", "remove them with --force");
             }
@@ -152,20 +180,17 @@ pub(crate) fn check_taken(config: &Config, options: &GenerateOptions) -> Result<
                 let what = "or clips of an interrupted run are there";
                 return refuse(what, "continue it with --resume, start over with --force");
             }
-            "output.path" if options.resume && saved::is_kept(path) => {}
-            "output.path" if path.exists() => return refuse("exists", "overwrite it with --force"),
-            "output.sidecar" if options.resume && has_own_request(config, options, path) => {}
-            _ if path.is_file() => return refuse("exists", "overwrite it with --force"),
+            _ if path.exists() && !path.is_dir() => return refuse("exists", "overwrite it with --force"),
             _ => {}
         }
     }
     Ok(())
 }
 
-/// Whether a sidecar is of the job that it will belong to.
-fn has_own_request(config: &Config, options: &GenerateOptions, sidecar: &Path) -> bool {
+/// Whether the sidecar beside a video of the run has the request of its job.
+fn recorded_request(config: &Config, options: &GenerateOptions, video: &Path) -> bool {
     let mut videos = options.outputs.iter().zip(&options.jobs);
-    videos.any(|(video, job)| sidecar_path(video) == sidecar && recorded::has_request(video, config, job))
+    videos.any(|(path, job)| path == video && recorded::has_request(path, config, job))
 }
 
 /// The jobs that `--resume` has left, with their files: videos that are finished are left out.
@@ -188,8 +213,6 @@ pub(crate) fn unfinished(
             };
             match recorded::compare(&path, config, &job, &mut model)? {
                 Existing::Same => !saved::is_kept(&path),
-                // It was written, and its sidecar was not.
-                Existing::NoSidecar if saved::is_kept(&path) => false,
                 _ if force => false,
                 Existing::Differs(why) => return refuse(format!("is the video of another request: {why}")),
                 Existing::NoSidecar => {
