@@ -149,7 +149,7 @@ fn check_and_dry_run_agree_on_automatic_choices() {
     assert!(code == Some(1) && stderr.contains("diffusion_decoder: no weights"), "{stderr}");
     let verdict = |more: &[&str]| {
         let set = ["--set", "request.num_frames=9", "--set", "guidance.video.stg=0", "--set", "guidance.audio.stg=0"];
-        let out = check(&[&[&some[..], "--json"], &set, more].concat());
+        let out = check(&[&[&some[..], "--json"], &set[..], more].concat());
         let said: Value = serde_json::from_slice(&out.stdout).expect("JSON");
         (out.status.code(), said["request"]["ready"].clone(), said["request"]["error"].to_string())
     };
