@@ -393,6 +393,33 @@ mod tests {
         check_taken(&config, &options).unwrap();
     }
 
+    /// Kept steps record the files of their run; a video and a sidecar among them may still be another program's.
+    #[test]
+    fn resume_replaces_the_files_of_its_run_and_no_foreign_video() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let (mut config, mut options) = run(folder.path(), &["a.mp4"]);
+        (config.output.save_audio, options.resume) = (Some(text(&path("s.wav"))), true);
+        let about = serde_json::to_string(&files(&config, &options)).unwrap();
+        let about = [("outputs".to_string(), about)].into();
+        crate::pipeline::tensors::write_with(&path("a.mp4.steps.safetensors"), &[], Some(about), true).unwrap();
+        std::fs::write(path("s.wav"), "of the run").unwrap();
+        check_taken(&config, &options).unwrap();
+        let replaceable = Replaceable::of(&config, &options);
+        assert!(replaceable.has(&path("s.wav")) && !replaceable.has(&path("a.mp4")), "{replaceable:?}");
+        for (key, name) in [("output.path", "a.mp4"), ("output.sidecar", "a.json")] {
+            std::fs::write(path(name), "another program's").unwrap();
+            let error = check_taken(&config, &options).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("{key}: ")) && error.contains("--force"), "{error}");
+            std::fs::remove_file(path(name)).unwrap();
+        }
+        let sidecar = serde_json::json!({"config": config.effective("a", 10)});
+        std::fs::write(path("a.json"), sidecar.to_string()).unwrap();
+        std::fs::write(path("a.mp4"), "of the run").unwrap();
+        check_taken(&config, &options).unwrap();
+        assert!(!Replaceable::of(&config, &GenerateOptions { resume: false, ..options }).has(&path("a.mp4")));
+    }
+
     #[test]
     fn outputs_of_several_videos_are_checked_one_by_one() {
         let folder = tempfile::tempdir().unwrap();
