@@ -84,7 +84,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         match failed {
             // Its exit code is that of a failure: the request was benchmarked up to it.
             Some((target, error)) => {
-                delivered.unwrap_or_else(|error| tell(format!("error: {}", super::one_line(&error))));
+                delivered.unwrap_or_else(|error| tracing::error!("{}", super::one_line(&error)));
                 anyhow::bail!("{target}: {}; the report has what was measured before", one_line(&error))
             }
             None => delivered,

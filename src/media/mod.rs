@@ -36,8 +36,8 @@ mod wav;
 mod yuv;
 
 pub use aac::AAC_RATES;
-pub(crate) use atomic::{sync_folder, write_file};
 pub use atomic::{check_writable, remove_temporaries, write_atomically};
+pub(crate) use atomic::{sync_folder, write_file};
 pub use audio::Audio;
 pub(crate) use clip::probe_mp4;
 pub use clip::{Clip, ClipInfo, ClipPart, covering_clip, probe_clip, read_clip, read_first_frames};

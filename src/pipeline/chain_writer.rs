@@ -12,7 +12,7 @@ use super::executor::Executor;
 use super::kept::{self, Named};
 use super::model::Model;
 use super::options::{GenerateOptions, KeepPlace};
-use super::outputs::Replaceable;
+use super::replaceable::Replaceable;
 use super::report::RunReport;
 use super::text_to_video::Generated;
 use super::writer::{Failures, Finished, Outcome, Written, keep_sidecar, place_of, write_sidecar};

@@ -18,9 +18,10 @@ use super::duration;
 use super::error::{PipelineError, Result, one_line};
 use super::model::Model;
 use super::options::{GenerateOptions, KeepPlace, RunOptions};
-use super::outputs::{self, Replaceable};
+use super::outputs;
 use super::preflight::{Preflight, preflight};
 use super::processes;
+use super::replaceable::Replaceable;
 use super::report::RunReport;
 use super::runner::Runner;
 use super::saved::{Every, Saving};
@@ -61,7 +62,7 @@ pub fn generate(
     if let Some(group) = group {
         processes::compare(group, config, options)?;
     }
-    let replaceable = Replaceable::of(config, options);
+    let replaceable = outputs::replaceable(config, options);
     let mut verified = preflight(config, options)?;
     let given = config.request.num_frames.count();
     let config = &duration::resolve(config, &options.jobs, group)?;

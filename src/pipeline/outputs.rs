@@ -4,11 +4,11 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Component, Path, PathBuf};
-use std::sync::Arc;
 
 use super::error::{PipelineError, Result};
 use super::options::GenerateOptions;
 use super::recorded::{self, Existing};
+use super::replaceable::Replaceable;
 use super::saved;
 use super::writer::{dump_path, place_of};
 use crate::config::{Config, Job, sidecar_path};
@@ -77,29 +77,14 @@ pub(super) fn files(config: &Config, options: &GenerateOptions) -> Vec<PathBuf> 
     all.map(|output| resolved(&output.path)).collect()
 }
 
-/// Files and folders of frames that a run may replace.
-#[derive(Clone, Debug)]
-pub(crate) struct Replaceable {
-    all: bool,
-    paths: Arc<[PathBuf]>,
-}
-
-impl Replaceable {
-    /// Whatever is there.
-    pub(crate) fn everything() -> Self {
-        Replaceable { all: true, paths: Arc::new([]) }
+/// What a run may replace: with `--force` whatever is there; with `--resume` what the interrupted run has left, which is looked for
+/// now; else nothing.
+pub(super) fn replaceable(config: &Config, options: &GenerateOptions) -> Replaceable {
+    if options.force {
+        return Replaceable::everything();
     }
-
-    /// With `--force` whatever is there; with `--resume` what the interrupted run has left, which is looked for now; else nothing.
-    pub(super) fn of(config: &Config, options: &GenerateOptions) -> Self {
-        let all = of_run(config, options).into_iter().filter(|_| options.resume).map(|output| output.path);
-        Replaceable { all: options.force, paths: all.filter(|path| path.exists()).collect() }
-    }
-
-    /// Whether a file of this name is replaced; else it stays and is an error.
-    pub(crate) fn has(&self, path: &Path) -> bool {
-        self.all || self.paths.iter().any(|known| known == path)
-    }
+    let all = of_run(config, options).into_iter().filter(|_| options.resume).map(|output| output.path);
+    Replaceable::these(all.filter(|path| path.exists()).collect())
 }
 
 /// A path as the file system has it, whether or not there is a file: links of the folders that exist are followed.
@@ -405,7 +390,7 @@ mod tests {
         crate::pipeline::tensors::write_with(&path("a.mp4.steps.safetensors"), &[], Some(about), true).unwrap();
         std::fs::write(path("s.wav"), "of the run").unwrap();
         check_taken(&config, &options).unwrap();
-        let replaceable = Replaceable::of(&config, &options);
+        let replaceable = replaceable(&config, &options);
         assert!(replaceable.has(&path("s.wav")) && !replaceable.has(&path("a.mp4")), "{replaceable:?}");
         for (key, name) in [("output.path", "a.mp4"), ("output.sidecar", "a.json")] {
             std::fs::write(path(name), "another program's").unwrap();
@@ -417,7 +402,8 @@ mod tests {
         std::fs::write(path("a.json"), sidecar.to_string()).unwrap();
         std::fs::write(path("a.mp4"), "of the run").unwrap();
         check_taken(&config, &options).unwrap();
-        assert!(!Replaceable::of(&config, &GenerateOptions { resume: false, ..options }).has(&path("a.mp4")));
+        let not_resumed = GenerateOptions { resume: false, ..options };
+        assert!(!super::replaceable(&config, &not_resumed).has(&path("a.mp4")));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::error::{PipelineError, Result, one_line};
 use super::kept;
 use super::options::{GenerateOptions, KeepPlace};
-use super::outputs::Replaceable;
+use super::replaceable::Replaceable;
 use super::report::RunReport;
 use super::saved::Saving;
 use super::text_to_video::Generated;
