@@ -202,8 +202,8 @@ FIGURE = TPU_SKIP_MDS_QUERY=1 ALLOW_MULTIPLE_LIBTPU_LOAD=1 $(LTX2) compile -c lt
 layouts-figure: $(LTX2)
 	$(LTX2) plugin install tpu
 	mkdir -p $(FIGURES)
-	for l in $(V5P_LAYOUTS); do $(FIGURE) --target tpu:v5p:2x2x2 --layout $$l --json $(FIGURES)/$$l.json || exit 1; done
-	for l in $(V6E_LAYOUTS); do $(FIGURE) --target tpu:v6e:2x4 --layout $$l --json $(FIGURES)/$$l.json || exit 1; done
+	for l in $(V5P_LAYOUTS); do $(FIGURE) --target tpu:v5p:2x2x2 --layout $$l --json $(FIGURES)/$$l.json --force || exit 1; done
+	for l in $(V6E_LAYOUTS); do $(FIGURE) --target tpu:v6e:2x4 --layout $$l --json $(FIGURES)/$$l.json --force || exit 1; done
 	cargo run --locked --example layouts_figure $(FIGURES)/*.json > $(FIGURES).svg
 
 # The binary beside the reference on random models and requests, all drawn: SEEDS of them from FIRST, or one, SEED; then the same of

@@ -78,7 +78,7 @@ class Machine:
     def bench(self, layout, mesh, program, more):
         out = self.folder / "bench.json"
         run([self.ltx2, "bench", "-c", self.preset, "--weights", "random", "--platform", self.platform, "--layout", layout,
-             "--mesh", mesh, "--programs", PROGRAMS[program], "--steps", self.steps, "--json", out, *self.sizes, *more])
+             "--mesh", mesh, "--programs", PROGRAMS[program], "--steps", self.steps, "--json", out, "--force", *self.sizes, *more])
         return json.loads(out.read_text())["programs"]
 
     def collectives(self, layout, mesh, devices, program, more):

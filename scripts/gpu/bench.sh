@@ -7,6 +7,6 @@ here=$(dirname "$0")
 mkdir -p "$out"
 nvidia-smi --query-gpu=name,driver_version,power.limit --format=csv,noheader | tee "$out/card.txt"
 size=(--width "$width" --height "$height" --num-frames "$frames")
-"$ltx2" bench -c ltx2 --weights random --platform cuda "${size[@]}" --steps "$steps" --runs "${RUNS:-3}" --json "$out/ltx2.json"
+"$ltx2" bench -c ltx2 --weights random --platform cuda "${size[@]}" --steps "$steps" --runs "${RUNS:-3}" --json "$out/ltx2.json" --force
 python3 "$here/peer_diffusers.py" "${size[@]}" > "$out/diffusers.json"
 python3 "$here/table.py" "$out/ltx2.json" "$out/diffusers.json"

@@ -18,7 +18,7 @@ export NCCL_NVLS_ENABLE=0
 nvidia-smi --query-gpu=index,name,driver_version,power.limit,clocks.max.sm --format=csv,noheader | tee "$out/cards-$gpus.txt"
 case $part in
 micro)
-    "$ltx2" bench --micro --platform cuda --runs "${RUNS:-4}" --json "$out/micro-$gpus.json" 2>&1 | tee "$out/micro-$gpus.txt"
+    "$ltx2" bench --micro --platform cuda --runs "${RUNS:-4}" --json "$out/micro-$gpus.json" --force 2>&1 | tee "$out/micro-$gpus.txt"
     ;;
 first | second)
     cases=$root/experiments/calibration-$gpus.yml

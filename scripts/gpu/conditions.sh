@@ -24,7 +24,7 @@ P
 measure() {
     local name=$1
     shift
-    timeout 200 "$ltx2" bench --weights random --platform cuda --runs "${RUNS:-3}" --steps "${STEPS:-8}" --json "$out/$name.json" "$@" \
+    timeout 200 "$ltx2" bench --weights random --platform cuda --runs "${RUNS:-3}" --steps "${STEPS:-8}" --json "$out/$name.json" --force "$@" \
         -p "a red fox in the snow" || echo "$name: not measured: ended with $?"
 }
 programs=(--programs end-to-end,denoise)

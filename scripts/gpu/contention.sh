@@ -14,10 +14,10 @@ printf '%-20s %14s %11s %13s\n' layout predicted traced measured
 for layout in ${LAYOUTS:-cfg sequence ulysses tensor fsdp-ulysses before-385}; do
     left=$((limit - SECONDS + began))
     [ "$left" -gt 60 ] || { echo "$layout: not measured, $left s are left" >&2; continue; }
-    timeout -k 5 "$left" "$ltx2" profile "${common[@]}" --layout "$layout" -o "$out/$layout" > "$out/$layout.txt" 2> "$out/$layout.log" \
+    timeout -k 5 "$left" "$ltx2" profile "${common[@]}" --layout "$layout" -o "$out/$layout" --force > "$out/$layout.txt" 2> "$out/$layout.log" \
         || { echo "$layout: profile failed" >&2; tail -n 3 "$out/$layout.log" >&2; continue; }
     left=$((limit - SECONDS + began))
-    timeout -k 5 "$((left > 5 ? left : 5))" "$ltx2" bench "${common[@]}" --layout "$layout" --programs denoise --steps 4 --runs 3 --json "$out/$layout.json" \
+    timeout -k 5 "$((left > 5 ? left : 5))" "$ltx2" bench "${common[@]}" --layout "$layout" --programs denoise --steps 4 --runs 3 --json "$out/$layout.json" --force \
         > "$out/$layout.bench.txt" 2>> "$out/$layout.log" \
         || { echo "$layout: bench failed" >&2; tail -n 3 "$out/$layout.log" >&2; continue; }
     python3 - "$layout" "$out/$layout/summary.json" "$out/$layout.json" <<'PY'

@@ -60,7 +60,7 @@ bench() {
     shift
     rm -f "$out/$name".{json,txt,log}
     room "$name" || return 0
-    timeout -k 5 "$left" "$ltx2" bench --weights random --platform cuda --runs "${RUNS:-3}" "${more[@]}" --json "$out/$name.json" "$@" \
+    timeout -k 5 "$left" "$ltx2" bench --weights random --platform cuda --runs "${RUNS:-3}" "${more[@]}" --json "$out/$name.json" --force "$@" \
         > "$out/$name.txt" 2> "$out/$name.log"
     ended $? "$name"
 }
@@ -174,7 +174,7 @@ PY
 permutes() {
     room permutes || return 0
     timeout -k 5 "$left" "$ltx2" bench --micro --platform cuda --runs 4 --collectives collective-permute \
-        --json "$out/permutes.json" 2> "$out/permutes.log"
+        --json "$out/permutes.json" --force 2> "$out/permutes.log"
     ended $? permutes
 }
 
@@ -184,7 +184,7 @@ profiles() {
         read -r layout mesh <<< "$each"
         room "profile of $layout" || return 0
         timeout -k 5 "$left" "$ltx2" profile -c ltx2 --weights random --set model.blocks=6 --platform cuda --layout "$layout" \
-            --mesh "$mesh" "${size[@]}" "${more[@]}" -o "$out/profile-$layout" > "$out/profile-$layout.txt" 2> "$out/profile-$layout.log"
+            --mesh "$mesh" "${size[@]}" "${more[@]}" -o "$out/profile-$layout" --force > "$out/profile-$layout.txt" 2> "$out/profile-$layout.log"
         ended $? "profile-$layout" || continue
         find "$out/profile-$layout" -name '*.xplane.pb' -delete
         echo "$layout ($mesh), 6 blocks, ms a step:"

@@ -49,14 +49,14 @@ uses() {
 compiled() {
     local name=$1-$2
     timeout -k 5 $((limit - 120)) "$ltx2" -q compile "${common[@]}" --target "cuda:$kind:1x1x$devices" --program denoise --layout "$1" \
-        --mesh "$2" --save "$LTX2_COMPILE_CACHE" --json "$out/$name.compiled.json" > /dev/null 2> "$out/$name.compile.log"
+        --mesh "$2" --save "$LTX2_COMPILE_CACHE" --json "$out/$name.compiled.json" --force > /dev/null 2> "$out/$name.compile.log"
 }
 # measured NAME ARGUMENTS…: NAME.json.
 measured() {
     local name=$1 left=$((limit - SECONDS + began))
     shift
     [ "$left" -gt 15 ] || { echo "not measured: no time left" > "$out/$name.log"; return 1; }
-    timeout -k 5 "$left" "$ltx2" bench "${common[@]}" --platform cuda --programs denoise --runs "${RUNS:-2}" "$@" --json "$out/$name.json" \
+    timeout -k 5 "$left" "$ltx2" bench "${common[@]}" --platform cuda --programs denoise --runs "${RUNS:-2}" "$@" --json "$out/$name.json" --force \
         > /dev/null 2> "$out/$name.log"
 }
 

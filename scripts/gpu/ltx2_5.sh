@@ -11,7 +11,7 @@ bench() {
 	local name=$1
 	shift
 	echo "== $name: $*"
-	timeout "${LIMIT:-200}" "$ltx2" bench -c ltx2_5_distilled --weights random --platform cuda --runs "${RUNS:-3}" --json "$out/$name.json" "$@" ||
+	timeout "${LIMIT:-200}" "$ltx2" bench -c ltx2_5_distilled --weights random --platform cuda --runs "${RUNS:-3}" --json "$out/$name.json" --force "$@" ||
 		echo "$name: failed"
 }
 decoder() {

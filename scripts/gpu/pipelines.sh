@@ -6,7 +6,7 @@ set -euo pipefail
 measure() {
     local name=$1
     shift
-    "$ltx2" bench --weights random --platform cuda --runs "${RUNS:-3}" --json "$out/$name.json" "$@"
+    "$ltx2" bench --weights random --platform cuda --runs "${RUNS:-3}" --json "$out/$name.json" --force "$@"
 }
 size=(--width 768 --height 512)
 end=(--programs end-to-end,text-encoder,prepare,denoise,upsampler,refine,video-decoder)

@@ -103,7 +103,7 @@ done
 echo "ltx2 at 1024x576x65 on two GPUs, a denoising step:"
 for layout in sequence ring; do
 	"$ltx2" bench -c ltx2 --weights random --platform cuda --layout "$layout" --mesh context=2 "${cudnn[@]}" --width 1024 --height 576 \
-		--num-frames 65 --programs denoise --steps 4 --runs 3 --json "$out/$layout.json" > "$out/$layout.log" 2>&1 ||
+		--num-frames 65 --programs denoise --steps 4 --runs 3 --json "$out/$layout.json" --force > "$out/$layout.log" 2>&1 ||
 		{ echo "  $layout fails: $(tail -n 1 "$out/$layout.log")"; failed=1; continue; }
 	python3 - "$out/$layout.json" "$layout" <<'P'
 import json, sys

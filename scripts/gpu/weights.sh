@@ -10,5 +10,5 @@ for form in bf16 fp8 "int8 --set runtime.activations=bf16" "int8 --set runtime.a
 	[ ! -e "$out/$name.json" ] || name=$name-again
 	# shellcheck disable=SC2086
 	"$ltx2" bench -c ltx2 --weights random --platform cuda --programs denoise --steps "${STEPS:-8}" --runs "${RUNS:-3}" \
-		--set runtime.weights=$form --json "$out/$name.json"
+		--set runtime.weights=$form --json "$out/$name.json" --force
 done

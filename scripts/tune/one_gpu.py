@@ -49,7 +49,8 @@ MEASURED = [
 
 def predicted(ltx2, modules, arguments):
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        command = [ltx2, "-q", "compile", "--target", "cuda:h200:1x1x1", "--json", file.name, "--modules", modules, *arguments]
+        command = [ltx2, "-q", "compile", "--target", "cuda:h200:1x1x1", "--json", file.name, "--force",
+                   "--modules", modules, *arguments]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         report = json.loads(pathlib.Path(file.name).read_text())
     return (report["predicted_all_ms"] or report["predicted_ms"])["step"]

@@ -7,7 +7,7 @@ set -euo pipefail
 measure() {
     local name=$1
     shift
-    "$ltx2" profile -c ltx2 --weights random --platform cuda --steps "${STEPS:-2}" -o "$out/$name" "$@" | tee "$out/$name.txt"
+    "$ltx2" profile -c ltx2 --weights random --platform cuda --steps "${STEPS:-2}" -o "$out/$name" --force "$@" | tee "$out/$name.txt"
     # A trace holds the whole program; it shrinks to a tenth.
     find "$out/$name" -name '*.xplane.pb' -exec gzip -9 -f {} +
     gzip -9 -f -k "$out/$name/summary.json"

@@ -9,9 +9,10 @@ use serde_json::Value;
 use super::args::{RunArgs, load_run, timed_job};
 use super::bench_micro::{self, MicroArgs};
 use super::generate::prepare_libtpu;
-use super::{UsageError, check_place, deliver, log, tell};
+use super::{UsageError, check_json, deliver, log, tell};
 use crate::perf::BenchReport;
-use crate::perf::bench::{BenchOptions, BenchTarget, bench};
+use crate::perf::bench::{BenchOptions, BenchTarget, Benched, bench};
+use crate::pipeline::one_line;
 use crate::pipeline::processes::together;
 
 /// Benchmarks each program of `generate` alone, and a whole request.
@@ -26,6 +27,9 @@ pub(crate) struct Args {
     /// Report file; `-` for stdout, in place of the table
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Overwrites the files of --json and --fit
+    #[arg(long)]
+    force: bool,
     /// Earlier --json: exits non-zero on a regression above --tolerance
     #[arg(long, value_name = "FILE")]
     baseline: Option<PathBuf>,
@@ -56,8 +60,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let loaded = load_run(&given)?;
     let config = &loaded.config;
     if args.micro.micro {
-        check_place(args.json.as_deref())?;
-        return bench_micro::run(config, &args.micro, args.runs.into(), args.json.as_deref());
+        check_json(args.json.as_deref(), args.force)?;
+        return bench_micro::run(config, &args.micro, args.runs.into(), args.json.as_deref(), args.force);
     }
     if !(args.tolerance.is_finite() && args.tolerance >= 0.0) {
         return Err(UsageError(format!("--tolerance {}: must be 0 or more, e.g. 0.1", args.tolerance)).into());
@@ -68,23 +72,30 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let targets = if args.programs.is_empty() { BenchTarget::value_variants().to_vec() } else { args.programs.clone() };
     let options = BenchOptions { targets, runs: args.runs.into(), warmup: args.warmup.into() };
     prepare_libtpu(config);
-    let compared = |report: &BenchReport| finish(args, report, baseline.as_ref());
     together(config, |group| {
         let first = group.is_none_or(|group| group.id() == 0);
         if first {
-            check_place(args.json.as_deref())?;
+            check_json(args.json.as_deref(), args.force)?;
         } else {
             log::only_warnings();
         }
-        let report = bench(config, &job, &options, group)?;
-        if first { compared(&report) } else { Ok(()) }
+        let Benched { report, failed } = bench(config, &job, &options, group)?;
+        let delivered = if first { finish(args, &report, baseline.as_ref()) } else { Ok(()) };
+        match failed {
+            // Its exit code is that of a failure: the request was benchmarked up to it.
+            Some((target, error)) => {
+                delivered.unwrap_or_else(|error| tracing::error!("{}", super::one_line(&error)));
+                anyhow::bail!("{target}: {}; the report has what was measured before", one_line(&error))
+            }
+            None => delivered,
+        }
     })
 }
 
 fn finish(args: &Args, report: &BenchReport, baseline: Option<&Value>) -> anyhow::Result<()> {
     let figures = serde_json::to_value(report)?;
     let text = format!("{}\n", serde_json::to_string_pretty(&figures)?);
-    deliver(args.json.as_deref(), &text, &table(report))?;
+    deliver(args.json.as_deref(), args.force, &text, &table(report))?;
     let wrong = report.wrong();
     if !wrong.is_empty() {
         anyhow::bail!("{}", wrong.join("; "));
@@ -162,7 +173,8 @@ fn table(report: &BenchReport) -> String {
         }
     }
     if let Some(seconds) = report.mp4_seconds {
-        let _ = writeln!(out, "{:<16}{:>13.3}", "MP4", seconds * 1e3);
+        let has_frames = report.programs.get("end_to_end").is_some_and(|run| run.outputs.contains_key("video"));
+        let _ = writeln!(out, "{:<16}{:>13.3}", if has_frames { "MP4" } else { "WAV" }, seconds * 1e3);
     }
     let _ = writeln!(out, "loading     {:.2} s, compiling {:.2} s", report.load_seconds, report.compile_seconds);
     let peak = report.peak_memory_bytes.map_or(String::new(), |b| format!(", peak memory {:.1} MiB", b as f64 / MIB));

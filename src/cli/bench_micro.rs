@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use super::generate::prepare_libtpu;
-use super::{UsageError, deliver, print};
+use super::{UsageError, check_new, deliver, print};
 use crate::analysis::{AlphaBeta, Calibration, Chip, ChipError, CollectiveKind, Measurements, Microbenchmark, fit};
 use crate::config::Config;
 use crate::perf::micro::measure;
@@ -29,7 +29,16 @@ pub(crate) struct MicroArgs {
     pub(crate) fit: Option<PathBuf>,
 }
 
-pub(crate) fn run(config: &Config, args: &MicroArgs, runs: usize, json: Option<&Path>) -> anyhow::Result<()> {
+pub(crate) fn run(
+    config: &Config,
+    args: &MicroArgs,
+    runs: usize,
+    json: Option<&Path>,
+    force: bool,
+) -> anyhow::Result<()> {
+    check_new("--fit", args.fit.as_deref(), force)?;
+    let chip = config.runtime.chip_file.as_deref();
+    let sheet = args.fit.as_deref().map(|path| named_sheet(path, chip)).transpose()?.flatten();
     let all = match args.from.as_slice() {
         [] => {
             prepare_libtpu(config);
@@ -40,7 +49,7 @@ pub(crate) fn run(config: &Config, args: &MicroArgs, runs: usize, json: Option<&
     let tables: String = all.iter().map(table).collect();
     match (json, all.as_slice()) {
         (Some(_), [_, _, ..]) => return Err(UsageError("--json takes the measurements of one --from".into()).into()),
-        (Some(_), [one]) => deliver(json, &format!("{}\n", serde_json::to_string_pretty(one)?), &tables)?,
+        (Some(_), [one]) => deliver(json, force, &format!("{}\n", serde_json::to_string_pretty(one)?), &tables)?,
         _ => print(&tables)?,
     }
     let fitted = fit(&all, &typed());
@@ -52,10 +61,10 @@ pub(crate) fn run(config: &Config, args: &MicroArgs, runs: usize, json: Option<&
     };
     let constants = fitted.map_err(|e| anyhow::anyhow!("--fit {}: {e}", path.display()))?;
     let device = all.first().map_or("", |m| &m.source.device);
-    let text = Chip::text_with(&data_sheet(path, config.runtime.chip_file.as_deref(), device)?, &constants);
+    let text = Chip::text_with(&data_sheet(path, sheet, device)?, &constants);
     let text = text.map_err(|e| anyhow::anyhow!("--fit {}: {e}", path.display()))?;
-    crate::media::write_atomically(path, text.as_bytes())?;
     print(&constants_text(&constants))?;
+    crate::media::write_file(path, text.as_bytes(), force)?;
     tracing::info!("{} written", path.display());
     Ok(())
 }
@@ -76,10 +85,14 @@ fn typed() -> String {
     std::iter::once("ltx2".to_string()).chain(std::env::args().skip(1).map(short)).collect::<Vec<_>>().join(" ")
 }
 
-/// Text of the chip file that a calibration of a device is for: the file itself, else that of `chip`, else the device's own.
-fn data_sheet(path: &Path, chip: Option<&str>, device: &str) -> anyhow::Result<String> {
+/// Text of a chip file, and the chip.
+type Sheet = (String, Chip);
+
+/// The chip file that a calibration is written into: the file itself, else that of `chip`. `None`: the device's own, once that is
+/// known.
+fn named_sheet(path: &Path, chip: Option<&str>) -> anyhow::Result<Option<Sheet>> {
     let wrong = |e: ChipError| UsageError(format!("--fit {}: {e}", path.display()));
-    let (text, named) = match (path.exists(), chip) {
+    Ok(Some(match (path.exists(), chip) {
         (true, Some(chip)) => {
             let why = format!("--chip {chip}: {} is there, its data sheet stays; leave --chip out", path.display());
             return Err(UsageError(why).into());
@@ -93,8 +106,16 @@ fn data_sheet(path: &Path, chip: Option<&str>, device: &str) -> anyhow::Result<S
             };
             (text, chip)
         }
-        (false, None) => {
-            let chip = Chip::of_device(device).map_err(wrong)?;
+        (false, None) => return Ok(None),
+    }))
+}
+
+/// Text of the chip file that a calibration of a device is for.
+fn data_sheet(path: &Path, sheet: Option<Sheet>, device: &str) -> anyhow::Result<String> {
+    let (text, named) = match sheet {
+        Some(sheet) => sheet,
+        None => {
+            let chip = Chip::of_device(device).map_err(|e| UsageError(format!("--fit {}: {e}", path.display())))?;
             (chip.file_text().unwrap_or_default().to_string(), chip.clone())
         }
     };

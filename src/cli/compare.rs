@@ -58,10 +58,12 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let scores = score(args, &mut a, &mut b).map_err(UsageError)?;
     check_bounds_apply(args, &scores).map_err(UsageError)?;
     if let Some(path) = &args.json {
-        media::write_atomically(path, format!("{}\n", serde_json::to_string_pretty(&scores)?).as_bytes())?;
+        let text = format!("{}\n", serde_json::to_string_pretty(&scores)?);
+        media::write_file(path, text.as_bytes(), args.force)?;
     }
     if let Some(path) = &args.report {
-        media::write_atomically(path, compare_report::page(&scores, &a, &b).map_err(anyhow::Error::msg)?.as_bytes())?;
+        let page = compare_report::page(&scores, &a, &b).map_err(anyhow::Error::msg)?;
+        media::write_file(path, page.as_bytes(), args.force)?;
     }
     print(&table(&scores))?;
     let failed = failures(args, &scores);

@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 use super::args::{ConfigArgs, ModelArgs, PlacementArgs, load_run};
 use super::compile_table::table;
 use super::generate::prepare_libtpu;
-use super::{UsageError, check_place, print};
+use super::{UsageError, check_json, check_new, deliver, print};
 use crate::analysis::Chip;
 use crate::config::Config;
 use crate::pipeline::PipelineError;
-use crate::pipeline::compile::{CompileOptions, compile};
+use crate::pipeline::compile::{CompileOptions, compile, dump_files};
 use crate::pipeline::programs::{ProgramKind, Programs};
 use crate::pjrt::{TPUS_UNPREPARED, prepare_absent_tpus};
 use crate::runtime::{ModuleStore, Target};
@@ -36,6 +36,9 @@ pub(crate) struct Args {
     /// Report file; `-` for stdout, in place of the table
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Overwrites the files of --json and --dump-hlo
+    #[arg(long)]
+    force: bool,
     /// Folder for the program's StableHLO and optimized HLO
     #[arg(long, value_name = "DIR")]
     dump_hlo: Option<PathBuf>,
@@ -58,7 +61,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     args.model.add(&mut given);
     args.placement.add(&mut given);
     let loaded = load_run(&given)?;
-    check_place(args.json.as_deref())?;
+    check_json(args.json.as_deref(), args.force)?;
     let config = &loaded.config;
     let target = target(&args.target, chip_of(config)?.as_ref())?;
     prepare_tpus(config, std::slice::from_ref(&args.target))?;
@@ -67,6 +70,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         (None, None) => vec![ProgramKind::default()],
         (None, Some(_)) => Programs::of(config, None)?.kinds().collect(),
     };
+    let dumps = args.dump_hlo.iter().flat_map(|folder| kinds.iter().flat_map(move |kind| dump_files(folder, *kind)));
+    dumps.into_iter().try_for_each(|file| check_new("--dump-hlo", Some(&file), args.force))?;
     let modules = args.modules.as_deref().map(ModuleStore::new);
     let mut reports = Vec::new();
     let mut shortage = None;
@@ -86,11 +91,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         [one] => serde_json::to_string_pretty(one)?,
         all => serde_json::to_string_pretty(all)?,
     };
-    let figures = format!("{figures}\n");
-    match args.json.as_deref() {
-        path if to_stdout(path) => print(&figures)?,
-        Some(path) => crate::media::write_atomically(path, figures.as_bytes())?,
-        None => {}
+    if args.json.is_some() {
+        // The tables are printed.
+        deliver(args.json.as_deref(), args.force, &format!("{figures}\n"), "")?;
     }
     match shortage {
         None => Ok(()),

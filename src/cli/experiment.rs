@@ -10,7 +10,7 @@ use crate::config::{AUTO, Case, Config, Experiment, read_experiment, read_layout
 use crate::pipeline::programs::{ProgramKind, Programs};
 use crate::tune::search::{SearchRequest, best_layout, search, summary};
 use crate::tune::{
-    Group, Options, diagnose_groups, experiment, given, group_diagnosis_text, markdown, page, ranked,
+    Group, LOG, Options, diagnose_groups, experiment, given, group_diagnosis_text, markdown, page, ranked,
     suggestions_markdown, table,
 };
 
@@ -33,7 +33,7 @@ pub(crate) struct Args {
     /// Experiment file
     #[arg(value_name = "FILE.yml", required_unless_present = "search", conflicts_with = "search")]
     file: Option<PathBuf>,
-    /// Folder for results.jsonl, report.md, report.html and optimized modules
+    /// The experiment's own folder: results.jsonl, report.md, report.html, best.yml and optimized modules, which a later run replaces
     #[arg(short, long, value_name = "DIR")]
     output: PathBuf,
     /// Also measures each case whose devices are present, with random weights
@@ -98,6 +98,7 @@ struct SearchArgs {
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let chip = args.chip.as_deref().map(Chip::find).transpose().map_err(|e| UsageError(format!("--chip: {e}")))?;
     let chip = args.chip.clone().zip(chip);
+    check_own(&args.output)?;
     let mut options = Options { chip, ..args.jobs.options(args.output.clone(), args.measure)? };
     let Some(file) = &args.file else { return run_search(args, options) };
     if !args.config.config.is_empty() || !args.config.set.is_empty() {
@@ -113,6 +114,18 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         diagnose_groups(&mut groups, &file, &options).map_err(usage)?;
     }
     report(&file.title, &groups, &args.output)
+}
+
+/// Refuses a folder in which files that no experiment wrote have the names of its reports: its log is beside those of one.
+fn check_own(folder: &Path) -> Result<(), UsageError> {
+    let is_foreign = |name: &&str| folder.join(name).exists() && !folder.join(LOG).exists();
+    match REPORTS.into_iter().find(is_foreign) {
+        Some(name) => Err(UsageError(format!(
+            "--output: {} exists, and {LOG} of an experiment is not beside it; name another folder",
+            folder.join(name).display()
+        ))),
+        None => Ok(()),
+    }
 }
 
 /// Sets this process up for the targets of a file, by the one set of arguments that all its configurations give libtpu, and takes the
@@ -149,8 +162,9 @@ fn report(title: &str, groups: &[Group], folder: &Path) -> anyhow::Result<()> {
         let path = folder.join(name);
         crate::media::write_atomically(&path, text.as_bytes()).map(|()| path.display().to_string())
     };
-    let short = write("report.md", markdown(title, &command_line(), groups) + &suggestions_markdown(groups))?;
-    let long = write("report.html", page(title, groups))?;
+    let [short, long, _] = REPORTS;
+    let short = write(short, markdown(title, &command_line(), groups) + &suggestions_markdown(groups))?;
+    let long = write(long, page(title, groups))?;
     print(&(table(groups) + &group_diagnosis_text(groups)))?;
     tracing::info!("{short} and {long} written");
     let rows = || groups.iter().flat_map(|group| &group.rows);
@@ -206,7 +220,8 @@ fn run_search(args: &Args, mut options: Options) -> anyhow::Result<()> {
     let result = search(&request, options).map_err(usage)?;
     let title = format!("The fastest layout for {}", request.target);
     if let Some(text) = best_layout(&result, &request) {
-        let best = args.output.join("best.yml");
+        let [.., best] = REPORTS;
+        let best = args.output.join(best);
         crate::media::write_atomically(&best, text.as_bytes())?;
         tracing::info!("{} written", best.display());
     }
@@ -236,6 +251,9 @@ fn command_line() -> String {
 }
 
 const TIMEOUT: u64 = 1800;
+
+/// Files of an experiment's folder that a later run replaces.
+const REPORTS: [&str; 3] = ["report.md", "report.html", "best.yml"];
 
 pub(super) fn usage(error: crate::tune::TuneError) -> anyhow::Error {
     match error {

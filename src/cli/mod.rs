@@ -203,7 +203,7 @@ pub fn one_line(error: &anyhow::Error) -> String {
 /// Refuses to overwrite the file that `flag` names, and tries its place, before the work.
 pub(crate) fn check_new(flag: &str, path: Option<&Path>, force: bool) -> anyhow::Result<()> {
     let Some(path) = path else { return Ok(()) };
-    if path.is_file() && !force {
+    if path.exists() && !path.is_dir() && !force {
         let why = format!("{flag}: {} exists; overwrite it with --force, or name another file", path.display());
         return Err(UsageError(why).into());
     }
@@ -219,22 +219,28 @@ pub(crate) fn print(text: &str) -> anyhow::Result<()> {
     }
 }
 
-/// Tries the place that [`deliver`] will write to, before the work.
-pub(crate) fn check_place(json: Option<&Path>) -> anyhow::Result<()> {
-    match json.filter(|path| path.as_os_str() != "-") {
-        Some(path) => Ok(crate::media::check_writable(path)?),
-        None => Ok(()),
-    }
+/// The file of `--json`; `-` is stdout.
+fn json_file(json: Option<&Path>) -> Option<&Path> {
+    json.filter(|path| path.as_os_str() != "-")
 }
 
-/// Prints `text`, or `figures` to a file besides; the file `-` is stdout, in place of the text.
-pub(crate) fn deliver(json: Option<&Path>, figures: &str, text: &str) -> anyhow::Result<()> {
-    match json {
-        Some(path) if path.as_os_str() == "-" => return print(figures),
-        Some(path) => crate::media::write_atomically(path, figures.as_bytes())?,
-        None => {}
+/// [`check_new`] of the place that [`deliver`] will write to.
+pub(crate) fn check_json(json: Option<&Path>, force: bool) -> anyhow::Result<()> {
+    check_new("--json", json_file(json), force)
+}
+
+/// Prints `text`, and writes `figures` to the file of `--json`; `-` is stdout, in place of the text. Figures that cannot be written
+/// are printed.
+pub(crate) fn deliver(json: Option<&Path>, force: bool, figures: &str, text: &str) -> anyhow::Result<()> {
+    let Some(path) = json_file(json) else {
+        return print(if json.is_some() { figures } else { text });
+    };
+    let written = crate::media::write_file(path, figures.as_bytes(), force);
+    print(text)?;
+    if written.is_err() {
+        print(figures)?;
     }
-    print(text)
+    written.context("--json: its figures are printed instead")
 }
 
 /// Writes a line to stderr. A full disk there does not end the run.

@@ -7,10 +7,10 @@ use serde_json::json;
 use super::args::{RunArgs, load_run, timed_job};
 use super::compile::chip_of;
 use super::generate::prepare_libtpu;
-use super::{UsageError, check_place, deliver, log};
+use super::{UsageError, check_json, check_new, deliver, log};
 use crate::analysis::{Chip, Comparison, Trace, XSpace};
 use crate::config::load;
-use crate::media::{check_writable, write_atomically};
+use crate::media::write_file;
 use crate::perf::profile::{Profile, profile};
 use crate::pipeline::processes::together;
 
@@ -36,12 +36,16 @@ pub(crate) struct Args {
     /// Second file for the summary; `-` for stdout, in place of the tables
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Overwrites summary.json and the file of --json
+    #[arg(long)]
+    force: bool,
     #[command(flatten)]
     run: RunArgs,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if let Some(path) = &args.read {
+        check_json(args.json.as_deref(), args.force)?;
         let chip = chip_of(&load(&args.run.given()?)?.config)?;
         return read(args, path, chip.as_ref());
     }
@@ -57,8 +61,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     together(config, |group| {
         let first = group.is_none_or(|group| group.id() == 0);
         if first {
-            check_writable(&summary)?;
-            check_place(args.json.as_deref())?;
+            check_new("--output", Some(&summary), args.force)?;
+            check_json(args.json.as_deref(), args.force)?;
         } else {
             log::only_warnings();
         }
@@ -67,8 +71,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             return Ok(());
         }
         let figures = serde_json::to_string_pretty(&profile)? + "\n";
-        write_atomically(&summary, figures.as_bytes())?;
-        deliver(args.json.as_deref(), &figures, &text(&profile, &summary))
+        let written = write_file(&summary, figures.as_bytes(), args.force);
+        deliver(args.json.as_deref(), args.force, &figures, &text(&profile, &summary))?;
+        Ok(written?)
     })
 }
 
@@ -91,7 +96,7 @@ fn read(args: &Args, path: &Path, chip: Option<&Chip>) -> anyhow::Result<()> {
     }
     let figures = json!({"xplane": path, "trace": trace, "comparison": comparison});
     let text = tables(&trace, comparison.as_ref());
-    deliver(args.json.as_deref(), &(serde_json::to_string_pretty(&figures)? + "\n"), &text)
+    deliver(args.json.as_deref(), args.force, &(serde_json::to_string_pretty(&figures)? + "\n"), &text)
 }
 
 fn text(profile: &Profile, summary: &Path) -> String {

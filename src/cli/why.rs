@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use super::args::{ConfigArgs, JobArgs, LAYERS, ModelArgs, PlacementArgs, load_run, word};
 use super::compile::{chip_of, prepare_tpus};
 use super::experiment::usage;
-use super::{check_new, check_place, deliver};
+use super::{check_json, check_new, deliver};
 use crate::pipeline::programs::ProgramKind;
 use crate::tune::{BUDGET, DiagnoseRequest, DiagnosisReport, diagnose, diagnosis_text};
 
@@ -43,8 +43,8 @@ pub(crate) struct Args {
     /// File for the layout with the best change
     #[arg(long, value_name = "FILE")]
     write: Option<PathBuf>,
-    /// Overwrites the file of --write
-    #[arg(long, requires = "write")]
+    /// Overwrites the files of --json and --write
+    #[arg(long)]
     force: bool,
     /// Folder for results and modules [default: why, in the compile cache]
     #[arg(short, long, value_name = "DIR")]
@@ -64,7 +64,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     args.model.add(&mut given);
     args.placement.add(&mut given);
     let config = load_run(&given)?.config;
-    check_place(args.json.as_deref())?;
+    check_json(args.json.as_deref(), args.force)?;
     check_new("--write", args.write.as_deref(), args.force)?;
     let scratch;
     let folder = match (&args.output, config.compile_cache()) {
@@ -91,7 +91,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let diagnosis = diagnose(&request, &args.jobs.options(folder, false)?).map_err(usage)?;
     let report = DiagnosisReport::from(diagnosis.clone());
     let figures = format!("{}\n", serde_json::to_string_pretty(&report)?);
-    deliver(args.json.as_deref(), &figures, &diagnosis_text(&diagnosis, args.collective))?;
+    deliver(args.json.as_deref(), args.force, &figures, &diagnosis_text(&diagnosis, args.collective))?;
     match (&args.write, diagnosis.suggestions.first()) {
         (Some(path), Some(best)) => {
             let comments = [
@@ -99,7 +99,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
                 format!("for {}: {:.1} % off the step.", args.target, best.gain() * 100.0),
             ];
             let text = comments.map(|c| format!("# {c}\n")).concat() + &best.layout;
-            crate::media::write_atomically(path, text.as_bytes())?;
+            crate::media::write_file(path, text.as_bytes(), args.force)?;
             tracing::info!("{} written", path.display());
         }
         (Some(_), None) => tracing::info!("nothing is written: no change gains"),

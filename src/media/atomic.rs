@@ -124,7 +124,7 @@ impl Calls for Beside<'_> {
         failpoint::reach("rename", name(self.path));
         failpoint::fail("rename", name(self.path)).map_err(Error::io("rename the finished file to", self.path))?;
         let Some(file) = self.file.take() else { return Ok(()) };
-        let named = if self.replace { file.persist(self.path) } else { file.persist_noclobber(self.path) };
+        let named = if self.replace { file.persist(self.path) } else { persist_new(file, self.path) };
         named.map(drop).map_err(|e| Error::io("rename the finished file to", self.path)(e.error))
     }
 
@@ -132,6 +132,15 @@ impl Calls for Beside<'_> {
         let folder = folder(self.path);
         sync_folder(&folder).map_err(Error::io("write", &folder))
     }
+}
+
+/// Gives a file a name that no file has. On a file system that cannot tell at that moment, the name is looked at just before.
+fn persist_new(file: NamedTempFile, path: &Path) -> std::result::Result<std::fs::File, tempfile::PersistError> {
+    file.persist_noclobber(path).or_else(|refused| match refused.error.kind() {
+        std::io::ErrorKind::AlreadyExists => Err(refused),
+        _ if path.symlink_metadata().is_ok() => Err(refused),
+        _ => refused.file.persist(path),
+    })
 }
 
 /// Waits until the names in a folder are on the disk. Some file systems have no such call, and some folders may be written to and
@@ -169,11 +178,11 @@ pub fn check_writable(path: &Path) -> Result<()> {
 
 /// Writes `bytes` to `path`: parents are created, an existing file is replaced, and no reader sees half of it.
 pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
-    write(path, bytes, true)
+    write_file(path, bytes, true)
 }
 
-/// [`write_atomically`], where a file that has the name by then may stay, which is an error.
-pub(super) fn write(path: &Path, bytes: &[u8], replace: bool) -> Result<()> {
+/// [`write_atomically`]; without `replace` a file of that name stays and is an error.
+pub(crate) fn write_file(path: &Path, bytes: &[u8], replace: bool) -> Result<()> {
     replace_by(&mut Beside { file: Some(beside(path, ".part")?), path, replace }, &[bytes])
 }
 

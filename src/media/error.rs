@@ -31,6 +31,8 @@ pub enum Error {
     Ffmpeg { path: PathBuf, status: String, tail: String },
     #[error("the embedded {codec} encoder failed: {message}")]
     Embedded { codec: &'static str, message: String },
+    #[error("{work} panicked: {message}; this is a bug, please report it with the command")]
+    Panicked { work: &'static str, message: String },
     #[error("the MP4 cannot hold this clip: {0}")]
     Container(String),
     #[error("image {}: {message}", path.display())]

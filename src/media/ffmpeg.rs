@@ -15,6 +15,7 @@ use super::options::Mp4Options;
 use super::rate::FrameRate;
 use super::wav::{WavFormat, wav_bytes};
 use super::yuv;
+use crate::contained::panic_message;
 
 /// The version line of the ffmpeg at `program`, or why it cannot encode with all of `encoders`.
 pub(super) fn probe(program: &Path, encoders: &[&str]) -> std::result::Result<String, String> {
@@ -133,7 +134,7 @@ impl FrameSink {
     pub(super) fn finish(mut self) -> Result<()> {
         drop(self.frames.take());
         let said = match self.said.take() {
-            Some(said) => said.join().expect("reading does not panic"),
+            Some(said) => said.join().unwrap_or_else(|panic| panic_message(&*panic)),
             None => String::new(),
         };
         let status = self.child.wait().map_err(Error::io("wait for ffmpeg on", &self.path))?;

@@ -113,11 +113,18 @@ impl TrackBuilder {
         Ok(())
     }
 
-    /// The track of all frames.
+    /// Frames so far.
+    pub(super) fn count(&self) -> usize {
+        self.samples.len()
+    }
+
+    /// The track of all frames. After a failure of [`TrackBuilder::add`], of those before it.
     ///
     /// # Errors
     /// No frame.
-    pub(super) fn finish(self) -> Result<Track> {
+    pub(super) fn finish(mut self) -> Result<Track> {
+        // A frame that could not be kept may be noted.
+        self.sync.retain(|index| *index < self.samples.len());
         let (Some(sps), Some(pps)) = (self.sps, self.pps) else {
             return Err(failed("the stream has no parameter sets".into()));
         };

@@ -1,7 +1,6 @@
 //! An MP4 that is written while its frames and its sound are made, however long it gets: of both, memory holds a piece.
 
 use std::io::{BufWriter, Write};
-use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread::{Builder, JoinHandle};
@@ -21,6 +20,7 @@ use super::sound_file::SoundFile;
 use super::stream::{EncodedVideo, VideoStream};
 use super::wav::WavFormat;
 use super::{aac, atomic, isobmff};
+use crate::contained::panic_message;
 
 /// An MP4 on its way. Encoded frames and samples wait in files without names in its folder.
 pub struct LongMp4 {
@@ -32,6 +32,8 @@ pub struct LongMp4 {
     frames: usize,
     /// Of the raw frames.
     hash: Sha256,
+    /// The last frames that an ffmpeg got: of its file there is nothing where it fails.
+    last: Option<Frames>,
 }
 
 enum Video {
@@ -43,7 +45,9 @@ enum Video {
     },
     /// All frames are encoded.
     Encoded(Encoded),
-    /// The encoder failed.
+    /// The encoder failed after these frames.
+    Part(EncodedVideo),
+    /// The encoder failed, and nothing is left of what it encoded.
     Lost,
 }
 
@@ -83,7 +87,7 @@ impl LongMp4 {
         };
         let sound = SoundFile::beside(path, channels, sample_rate)?;
         let (path, options) = (path.into(), options.clone());
-        Ok(LongMp4 { path, rate, options, video, sound, frames: 0, hash: Sha256::new() })
+        Ok(LongMp4 { path, rate, options, video, sound, frames: 0, hash: Sha256::new(), last: None })
     }
 
     /// Adds the next frames.
@@ -95,8 +99,11 @@ impl LongMp4 {
         frames.iter().for_each(|frame| self.hash.update(frame));
         let takes_more = match &self.video {
             Video::Embedded(stream) => stream.push(frames),
-            Video::Ffmpeg { pieces, .. } => pieces.send(frames).is_ok(),
-            Video::Encoded(_) | Video::Lost => false,
+            Video::Ffmpeg { pieces, .. } => {
+                self.last = Some(frames.clone());
+                pieces.send(frames).is_ok()
+            }
+            Video::Encoded(_) | Video::Part(_) | Video::Lost => false,
         };
         if takes_more {
             return Ok(());
@@ -113,12 +120,13 @@ impl LongMp4 {
         self.sound.push(samples)
     }
 
-    /// Writes the sound as a WAV file too, as long as the frames so far.
+    /// Writes the sound as a WAV file too, as long as the frames so far. Without `replace` a file of that name stays and is an
+    /// error.
     ///
     /// # Errors
     /// A file that cannot be written.
-    pub fn write_wav(&self, path: &Path, format: WavFormat) -> Result<()> {
-        self.sound.write_wav(path, self.rate.samples(self.frames, self.sound.rate()), format)
+    pub fn write_wav(&self, path: &Path, format: WavFormat, replace: bool) -> Result<()> {
+        self.sound.write_wav(path, self.rate.samples(self.frames, self.sound.rate()), format, replace)
     }
 
     /// Frames so far.
@@ -126,44 +134,74 @@ impl LongMp4 {
         self.frames
     }
 
+    /// Frames that [`LongMp4::write_to`] writes once the encoder has ended: fewer than were added where it failed.
+    pub fn encoded_frames(&self) -> usize {
+        match &self.video {
+            Video::Embedded(_) | Video::Ffmpeg { .. } | Video::Encoded(_) => self.frames,
+            Video::Part(part) => part.track().samples.len(),
+            Video::Lost => 0,
+        }
+    }
+
+    /// The last frames that were added, where the encoder failed and left nothing.
+    pub fn lost_frames(&self) -> Option<&Frames> {
+        self.last.as_ref().filter(|_| matches!(self.video, Video::Lost))
+    }
+
     /// Waits for the encoder. No frames can be added after it.
     ///
     /// # Errors
-    /// The encoder's. The sound is still there.
+    /// The encoder's, once. The sound and the frames that were encoded before the failure are still there.
     pub fn close(&mut self) -> Result<()> {
-        self.video = match std::mem::replace(&mut self.video, Video::Lost) {
-            Video::Embedded(stream) => Video::Encoded(Encoded::Embedded(stream.finish()?)),
+        let ended;
+        (self.video, ended) = match std::mem::replace(&mut self.video, Video::Lost) {
+            Video::Embedded(stream) => match stream.finish_part() {
+                (Some(video), Ok(())) => (Video::Encoded(Encoded::Embedded(video)), Ok(())),
+                (Some(part), failed) => (Video::Part(part), failed),
+                (None, failed) => (Video::Lost, failed),
+            },
             Video::Ffmpeg { pieces, thread } => {
                 drop(pieces);
-                Video::Encoded(Encoded::Ffmpeg(thread.join().unwrap_or_else(|panic| resume_unwind(panic))?))
+                let panicked = |message| Error::Panicked { work: "the thread that feeds ffmpeg", message };
+                match thread.join().unwrap_or_else(|panic| Err(panicked(panic_message(&*panic)))) {
+                    Ok(file) => (Video::Encoded(Encoded::Ffmpeg(file)), Ok(())),
+                    Err(error) => (Video::Lost, Err(error)),
+                }
             }
-            other => other,
+            other => (other, Ok(())),
         };
-        Ok(())
+        ended
+    }
+
+    /// Hashes of the frames and samples so far.
+    ///
+    /// # Errors
+    /// Samples that cannot be read back.
+    pub fn hashes(&self) -> Result<LongHashes> {
+        Ok(LongHashes { frames: hex::encode(self.hash.clone().finalize()), samples: self.sound.sha256()? })
     }
 
     /// Writes the file, whole or not at all. The sound is trimmed or padded with silence to the frames' length.
     ///
     /// # Errors
     /// The encoder's; a file that cannot be written. The same may be tried at another place.
-    pub fn finish(&mut self) -> Result<LongHashes> {
+    pub fn finish(&mut self) -> Result<()> {
         self.close()?;
-        self.write_to(&self.path, self.options.replace)?;
-        Ok(LongHashes { frames: hex::encode(self.hash.clone().finalize()), samples: self.sound.sha256()? })
+        if self.encoded_frames() < self.frames {
+            return Err(Error::Container("its encoder failed".into()));
+        }
+        self.write_to(&self.path, self.options.replace)
     }
 
-    /// Writes what was encoded to another file than its own.
+    /// Writes what was encoded to another file than its own: where the encoder failed, the frames before.
     ///
     /// # Errors
-    /// [`LongMp4::close`] was not called or failed; a file that cannot be written.
+    /// [`LongMp4::close`] was not called, or nothing is encoded; a file that cannot be written.
     pub fn write_to(&self, path: &Path, replace: bool) -> Result<()> {
         let (sound, options) = (&self.sound, &self.options);
-        let len = self.rate.samples(self.frames, sound.rate());
-        let Video::Encoded(encoded) = &self.video else {
-            return Err(Error::Container("its frames are not encoded".into()));
-        };
-        let target = match encoded {
-            Encoded::Embedded(video) => {
+        let len = self.rate.samples(self.encoded_frames(), sound.rate());
+        let target = match &self.video {
+            Video::Encoded(Encoded::Embedded(video)) | Video::Part(video) => {
                 let (channels, rate) = (sound.channels(), sound.rate());
                 let samples = Samples::beside(path)?;
                 let audio = aac::encode_blocks(sound.blocks(len), channels, rate, options.audio_bitrate, samples)?;
@@ -174,12 +212,15 @@ impl LongMp4 {
                 drop(out);
                 target
             }
-            Encoded::Ffmpeg(video) => {
+            Video::Encoded(Encoded::Ffmpeg(video)) => {
                 let mut wav = atomic::beside(path, ".wav")?;
                 sound.write_wav_into(wav.as_file_mut(), path, len, WavFormat::Float32)?;
                 let target = atomic::beside(path, ".mp4")?;
                 ffmpeg::copy_with_sound(target.path(), path, video.path(), wav.path(), options)?;
                 target
+            }
+            Video::Embedded(_) | Video::Ffmpeg { .. } | Video::Lost => {
+                return Err(Error::Container("its frames are not encoded".into()));
             }
         };
         atomic::persist(target, path, replace)

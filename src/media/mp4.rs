@@ -68,7 +68,7 @@ pub fn write_encoded_mp4(
                 video.as_ref().or(encoded.map(EncodedVideo::track)).into_iter().chain(&sound).collect();
             let mut bytes = Vec::new();
             isobmff::write(&tracks, &mut bytes, Error::io("write", path))?;
-            atomic::write(path, &bytes, options.replace)?;
+            atomic::write_file(path, &bytes, options.replace)?;
         }
     }
     Ok(encoder)

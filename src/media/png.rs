@@ -6,24 +6,22 @@ use std::path::{Path, PathBuf};
 use image::{ExtendedColorType, ImageEncoder, ImageReader, codecs::png::PngEncoder};
 use ndarray::Array4;
 
-use super::atomic::write_atomically;
+use super::atomic::write_file;
 use super::error::{Error, Result};
 use super::frames::Frames;
 
-/// Writes each frame to `dir` as `frame_00000.png`, `frame_00001.png`, …, and returns the paths in order.
+/// Writes each frame to `dir` as `frame_00000.png`, `frame_00001.png`, …, over files of these names, and returns the paths in order.
 pub fn write_png_frames(dir: &Path, frames: &Frames) -> Result<Vec<PathBuf>> {
-    write_png_frames_from(dir, frames, 0)
+    let each = (0..frames.count()).map(|i| (i, png_frame_path(dir, i)));
+    each.map(|(i, path)| write_png(&path, frames, i).map(|()| path)).collect()
 }
 
-/// The same, the first frame with the number `first`.
-pub fn write_png_frames_from(dir: &Path, frames: &Frames, first: usize) -> Result<Vec<PathBuf>> {
-    (0..frames.count())
-        .map(|i| {
-            let path = png_frame_path(dir, first + i);
-            write_png(&path, frames, i)?;
-            Ok(path)
-        })
-        .collect()
+/// Writes each frame to a file that is not there yet, the first frame with the number `first`.
+///
+/// # Errors
+/// A file that exists or cannot be written.
+pub(crate) fn write_new_png_frames(dir: &Path, frames: &Frames, first: usize) -> Result<()> {
+    (0..frames.count()).try_for_each(|i| write_png_file(&png_frame_path(dir, first + i), frames, i, false))
 }
 
 /// The file of a video's frame, counted from 0.
@@ -56,14 +54,19 @@ pub(crate) fn remove_png_frames(dir: &Path) -> Result<()> {
     png_frames_in(dir)?.into_iter().try_for_each(remove)
 }
 
-/// Writes frame `index` to `path`; parents are created.
+/// Writes frame `index` to `path`; parents are created, an existing file is replaced.
 pub fn write_png(path: &Path, frames: &Frames, index: usize) -> Result<()> {
+    write_png_file(path, frames, index, true)
+}
+
+/// [`write_png`]; without `replace` a file of that name stays and is an error.
+fn write_png_file(path: &Path, frames: &Frames, index: usize, replace: bool) -> Result<()> {
     let png = |message: String| Error::Png { path: path.to_path_buf(), message };
     let rgb = frames
         .iter()
         .nth(index)
         .ok_or_else(|| png(format!("frame {index} of {} was asked for, counted from 0", frames.count())))?;
-    write_atomically(path, &png_bytes(rgb, frames.width(), frames.height()).map_err(png)?)
+    write_file(path, &png_bytes(rgb, frames.width(), frames.height()).map_err(png)?, replace)
 }
 
 /// The bytes of a PNG file of one frame's bytes, row-major RGB.

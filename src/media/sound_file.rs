@@ -84,11 +84,11 @@ impl SoundFile {
         })
     }
 
-    /// Writes `len` samples as a WAV file, whole or not at all.
-    pub(super) fn write_wav(&self, path: &Path, len: usize, format: WavFormat) -> Result<()> {
+    /// Writes `len` samples as a WAV file, whole or not at all. Without `replace` a file of that name stays and is an error.
+    pub(super) fn write_wav(&self, path: &Path, len: usize, format: WavFormat, replace: bool) -> Result<()> {
         let mut file = atomic::beside(path, ".wav")?;
         self.write_wav_into(file.as_file_mut(), path, len, format)?;
-        atomic::persist(file, path, true)
+        atomic::persist(file, path, replace)
     }
 
     /// Writes the same into an open file.
@@ -125,7 +125,8 @@ mod tests {
         assert_eq!((sound.len, sound.sha256().unwrap()), (audio.len(), audio.sha256()));
         for len in [100, BLOCK + 777, 2 * BLOCK + 1] {
             let [one, other] = ["one.wav", "other.wav"].map(|name| folder.path().join(name));
-            sound.write_wav(&one, len, WavFormat::Float32).unwrap();
+            sound.write_wav(&one, len, WavFormat::Float32, true).unwrap();
+            assert!(sound.write_wav(&one, len, WavFormat::Float32, false).is_err(), "it exists");
             write_wav(&other, &audio.fitted(len), WavFormat::Float32).unwrap();
             assert_eq!(read_wav(&one).unwrap(), read_wav(&other).unwrap(), "{len}");
         }

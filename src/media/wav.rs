@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::atomic::write_atomically;
+use super::atomic::write_file;
 use super::audio::Audio;
 use super::error::{Error, Result};
 
@@ -16,9 +16,14 @@ pub enum WavFormat {
     Float32,
 }
 
-/// Writes `audio` as a WAV file; parents are created.
+/// Writes `audio` as a WAV file; parents are created, an existing file is replaced.
 pub fn write_wav(path: &Path, audio: &Audio, format: WavFormat) -> Result<()> {
-    write_atomically(path, &wav_bytes(audio, format)?)
+    write_wav_file(path, audio, format, true)
+}
+
+/// [`write_wav`]; without `replace` a file of that name stays and is an error.
+pub(crate) fn write_wav_file(path: &Path, audio: &Audio, format: WavFormat, replace: bool) -> Result<()> {
+    write_file(path, &wav_bytes(audio, format)?, replace)
 }
 
 /// Reads a WAV file of 16-bit, 24-bit or 32-bit integers or 32-bit floats; integers become -1..1.

@@ -11,11 +11,13 @@ use std::time::Instant;
 
 use clap::ValueEnum;
 use clap::builder::PossibleValue;
+use tempfile::TempDir;
 
 use super::bench_report::{BenchReport, HostDevice, OutputCheck, ProgramInfo, ProgramTiming};
 use super::synthetic::{SyntheticInputs, normal};
 use crate::analysis::{self, Chip, Module};
 use crate::config::{Config, Job};
+use crate::media::{self, WavFormat};
 use crate::models::diffusion_decoder::noise_shape;
 use crate::models::pixels::Pixels;
 use crate::models::upsampler::Upsampling;
@@ -91,16 +93,29 @@ pub(crate) struct BenchOptions {
     pub(crate) warmup: usize,
 }
 
-/// Benchmarks the programs of a configuration's first video.
+/// What was measured, and the target that failed, behind which nothing was.
+pub(crate) struct Benched {
+    pub(crate) report: BenchReport,
+    pub(crate) failed: Option<(String, PipelineError)>,
+}
+
+/// Refuses requests that have no programs, or no single clip, to benchmark.
+fn check_request(request: &Request) -> Result<()> {
+    let why = if request.dfr.is_some() {
+        "the pipeline dfr has keyframes in every pass"
+    } else if request.chain.is_some() {
+        "request.chain: a video of several clips is made clip by clip; leave --chain out to benchmark one"
+    } else {
+        return Ok(());
+    };
+    Err(PipelineError::Usage(format!("bench: {why}; `generate --perf-json` times its phases")))
+}
+
+/// Benchmarks the programs of a configuration's first video. A target that fails after others ends it, and these are reported.
 ///
 /// # Errors
-/// Errors of model, request or device.
-pub(crate) fn bench(
-    config: &Config,
-    job: &Job,
-    options: &BenchOptions,
-    group: Option<&Arc<Group>>,
-) -> Result<BenchReport> {
+/// Errors of model, request or device, before anything is measured.
+pub(crate) fn bench(config: &Config, job: &Job, options: &BenchOptions, group: Option<&Arc<Group>>) -> Result<Benched> {
     if let Some(group) = group {
         let options = GenerateOptions { jobs: vec![job.clone()], ..GenerateOptions::default() };
         processes::compare(group, config, &options)?;
@@ -108,34 +123,24 @@ pub(crate) fn bench(
     let Preflight { model, requests, .. } = Preflight::of(config, std::slice::from_ref(job))?;
     let no_request = || PipelineError::Bug("a job has no request".into());
     let request = requests.into_iter().next().ok_or_else(no_request)?;
-    if request.dfr.is_some() {
-        let why = "bench: the pipeline dfr has keyframes in every pass; `generate --perf-json` times its phases";
-        return Err(PipelineError::Usage(why.into()));
-    }
+    check_request(&request)?;
     let mut session = Session::start(config, model, group)?;
+    let identity = session.runner.model.identity(config)?;
     let matmul = peak_matmul(session.runner.executor.engine(), options.runs)?;
     let mut bench = Bench::new(config, &request, &mut session.runner, options, &matmul)?;
-    let mut mp4_seconds = None;
-    for target in &options.targets {
-        match target {
-            BenchTarget::EndToEnd => mp4_seconds = Some(bench.end_to_end()?),
-            BenchTarget::Program(kind) => {
-                let timed = TIMED.iter().find(|(known, _)| known == kind && bench.programs.kinds().any(|k| k == *kind));
-                timed.map_or(Ok(()), |(_, run)| run(&mut bench, *kind))?;
-            }
-        }
-    }
-    if let Some(group) = group {
+    let failed = bench.all()?;
+    if let Some(group) = group.filter(|_| failed.is_none()) {
         processes::wait_for_all(group)?;
     }
+    let mp4_seconds = bench.file_seconds;
     let (programs, videos) = (bench.done, bench.synthetic.batch.size());
     let (runner, executor) = (&session.runner, &session.runner.executor);
-    Ok(BenchReport {
+    let report = BenchReport {
         platform: executor.engine().platform().into(),
         device: executor.engine().own_device().kind().to_string(),
         devices: runner.build.layout.mesh.devices(),
         versions: session.versions,
-        model: runner.model.identity(config)?,
+        model: identity,
         config: config.effective(&job.prompt, job.seed),
         videos,
         matmul,
@@ -145,7 +150,8 @@ pub(crate) fn bench(
         load_seconds: executor.load_time.as_secs_f64(),
         compile_seconds: executor.compile_time.as_secs_f64(),
         peak_memory_bytes: peak_memory(executor),
-    })
+    };
+    Ok(Benched { report, failed })
 }
 
 struct Bench<'a> {
@@ -160,6 +166,10 @@ struct Bench<'a> {
     /// Figures that times are predicted with, where they are known.
     chip: Option<Chip>,
     done: BTreeMap<String, ProgramTiming>,
+    /// Folder of the file that a whole request's frames and samples are written to.
+    folder: TempDir,
+    /// Seconds of writing it.
+    file_seconds: Option<f64>,
 }
 
 impl<'a> Bench<'a> {
@@ -174,7 +184,51 @@ impl<'a> Bench<'a> {
         let synthetic = SyntheticInputs::new(request, &runner.build.layout)?;
         let (programs, done) = (Programs::of(config, None)?, BTreeMap::new());
         let chip = setup::chip(config, &runner.executor.engine().toolchain().kind).ok();
-        Ok(Bench { request, options, matmul, runner, programs, first, second, synthetic, chip, done })
+        let folder = tempfile::tempdir().map_err(|e| {
+            let (path, reason) = (std::env::temp_dir(), e.to_string());
+            PipelineError::File { path, reason }
+        })?;
+        let file_seconds = None;
+        Ok(Bench {
+            request,
+            options,
+            matmul,
+            runner,
+            programs,
+            first,
+            second,
+            synthetic,
+            chip,
+            done,
+            folder,
+            file_seconds,
+        })
+    }
+
+    /// Measures every target. Returns the one that failed, and its error, where something was measured before.
+    ///
+    /// # Errors
+    /// The first target fails.
+    fn all(&mut self) -> Result<Option<(String, PipelineError)>> {
+        for target in &self.options.targets {
+            let measured = match target {
+                BenchTarget::EndToEnd => self.end_to_end(),
+                BenchTarget::Program(kind) => {
+                    let of_kind = |(known, _): &&(ProgramKind, Timer)| known == kind;
+                    let timed = TIMED.iter().find(of_kind).filter(|_| self.programs.kinds().any(|k| k == *kind));
+                    timed.map_or(Ok(()), |(_, run)| run(self, *kind))
+                }
+            };
+            match measured {
+                Err(error) if self.done.is_empty() => return Err(error),
+                Err(error) => {
+                    let name = target.to_possible_value().map(|value| value.get_name().to_string());
+                    return Ok(Some((name.unwrap_or_default(), error)));
+                }
+                Ok(()) => {}
+            }
+        }
+        Ok(None)
     }
 
     fn text_encoder(&mut self, kind: ProgramKind) -> Result<()> {
@@ -279,31 +333,33 @@ impl<'a> Bench<'a> {
         self.call(kind, &call)
     }
 
-    /// Whole request; returns the seconds of writing its MP4.
-    fn end_to_end(&mut self) -> Result<f64> {
+    /// Whole request, and the file of its frames and samples: an MP4, or a WAV of sound alone.
+    fn end_to_end(&mut self) -> Result<()> {
         let request = self.request;
         let (seconds, video) = self.time(
             |_| Ok(()),
             |runner, ()| runner.generate(request, &RunOptions::default(), &mut |_, _, _| ControlFlow::Continue(())),
         )?;
-        let outputs = [
-            ("video".to_string(), OutputCheck::of(&Tensor::from(video.frames.data().clone()))),
-            ("audio".to_string(), OutputCheck::of(&Tensor::from(video.audio.clone()))),
-        ];
+        let has_frames = video.frames.count() > 0;
+        let frames = has_frames.then(|| ("video", Tensor::from(video.frames.data().clone())));
+        let outputs = frames.into_iter().chain([("audio", Tensor::from(video.audio.clone()))]);
+        let outputs = outputs.map(|(name, value)| (name.to_string(), OutputCheck::of(&value))).collect();
         let share =
             |t: &PhaseTime| (t.phase, HostDevice { device: t.device.as_secs_f64(), host: t.host().as_secs_f64() });
         let parts = video.timings.iter().map(share).collect();
-        self.keep("end_to_end".into(), None, None, seconds, outputs.into());
+        self.keep("end_to_end".into(), None, None, seconds, outputs);
         if let Some(measured) = self.done.get_mut("end_to_end") {
             measured.parts = Some(parts);
         }
-        let folder = tempfile::tempdir().map_err(|e| {
-            let (path, reason) = (std::env::temp_dir(), e.to_string());
-            PipelineError::File { path, reason }
-        })?;
         let started = Instant::now();
-        video.write_mp4(folder.path().join("bench.mp4"))?;
-        Ok(started.elapsed().as_secs_f64())
+        match has_frames {
+            true => video.write_mp4(self.folder.path().join("bench.mp4"))?,
+            false => {
+                media::write_wav(&self.folder.path().join("bench.wav"), &video.file_sound()?, WavFormat::Pcm16)?;
+            }
+        }
+        self.file_seconds = Some(started.elapsed().as_secs_f64());
+        Ok(())
     }
 
     fn prompts_a_video(&self) -> usize {

@@ -27,7 +27,7 @@ pub(crate) struct BenchReport {
     pub(crate) matmul: PeakMatmul,
     /// Timings by program name, and `end_to_end`.
     pub(crate) programs: BTreeMap<String, ProgramTiming>,
-    /// Seconds of writing one MP4, where `end_to_end` ran.
+    /// Seconds of writing one MP4, or the WAV of sound alone, where `end_to_end` ran.
     pub(crate) mp4_seconds: Option<f64>,
     /// Bytes of parameters per device.
     pub(crate) parameter_bytes: usize,

@@ -11,12 +11,15 @@ use super::error::{PipelineError, Result};
 use super::executor::Executor;
 use super::kept::{self, Named};
 use super::model::Model;
-use super::options::GenerateOptions;
+use super::options::{GenerateOptions, KeepPlace};
+use super::replaceable::Replaceable;
 use super::report::RunReport;
 use super::text_to_video::Generated;
-use super::writer::{Failures, Finished, Outcome, Written, place_of, write_sidecar};
+use super::writer::{Failures, Finished, Outcome, Written, keep_sidecar, place_of, write_sidecar};
 use crate::config::{Config, Job, sidecar_path};
-use crate::media::{Audio, Frames, LongMp4, Mp4Options, WavFormat, remove_png_frames, write_png_frames_from};
+use crate::media::{
+    Audio, Frames, LongHashes, LongMp4, Mp4Options, WavFormat, remove_png_frames, write_new_png_frames,
+};
 use crate::request::Request;
 use crate::runtime::{Span, SpanKind};
 
@@ -24,6 +27,7 @@ use crate::runtime::{Span, SpanKind};
 pub(super) struct ChainWriter<'a> {
     config: &'a Config,
     options: &'a GenerateOptions,
+    replaceable: &'a Replaceable,
     videos: Vec<Video<'a>>,
     /// Of all clips so far.
     timings: Vec<PhaseTime>,
@@ -35,8 +39,6 @@ pub(super) struct ChainWriter<'a> {
 struct Video<'a> {
     job: &'a Job,
     path: &'a Path,
-    /// Whether a file of its name is replaced.
-    replace: bool,
     join: Join,
     file: Option<LongMp4>,
     /// Frames that are in the file.
@@ -51,8 +53,7 @@ struct Video<'a> {
 }
 
 impl<'a> ChainWriter<'a> {
-    /// No clip yet of these videos, whose requests differ from the first in prompt and seed only. `replaces` says whether a file that
-    /// has a video's name is.
+    /// No clip yet of these videos, whose requests differ from the first in prompt and seed only.
     ///
     /// # Errors
     /// A request of one clip.
@@ -63,13 +64,12 @@ impl<'a> ChainWriter<'a> {
         jobs: &'a [Job],
         paths: &'a [PathBuf],
         first: &Request,
-        replaces: &dyn Fn(&PathBuf) -> bool,
+        replaceable: &'a Replaceable,
     ) -> Result<Self> {
         let chain = first.chain.as_ref().ok_or_else(|| PipelineError::Bug("the request has one clip".into()))?;
         let videos = jobs.iter().zip(paths).map(|(job, path)| Video {
             job,
             path,
-            replace: replaces(path),
             join: Join::new(chain, model, first.frame_rate),
             file: None,
             frames: 0,
@@ -78,7 +78,8 @@ impl<'a> ChainWriter<'a> {
             failures: Failures::default(),
             saves_frames: config.output.save_frames.is_some(),
         });
-        Ok(ChainWriter { config, options, videos: videos.collect(), timings: Vec::new(), steps: 0, last: None })
+        let videos = videos.collect();
+        Ok(ChainWriter { config, options, replaceable, videos, timings: Vec::new(), steps: 0, last: None })
     }
 
     /// Adds a clip of each video.
@@ -94,7 +95,9 @@ impl<'a> ChainWriter<'a> {
             let (frames, sound) =
                 (std::mem::replace(&mut clip.frames, Frames::none()), std::mem::take(&mut clip.audio));
             let piece = video.join.add(frames, sound);
-            video.write(self.config, self.options, piece, &clip)?;
+            let (asked, several) = (self.config.output.save_frames.as_ref(), self.options.has_several());
+            let folder = asked.map(|asked| place_of(asked, video.path, "", several));
+            video.write(folder.as_deref(), self.replaceable, piece, &clip)?;
             self.last = Some(clip);
         }
         if let Some(clip) = &self.last {
@@ -110,43 +113,39 @@ impl<'a> ChainWriter<'a> {
     }
 
     /// Ends the files of the finished videos, `made` after their requests' start; `sidecar` has what theirs says, without hashes and
-    /// times.
-    ///
-    /// # Errors
-    /// A file that cannot be written.
+    /// times. A file that cannot be written prevents none of the others; what it would have held is kept, and the error says where.
     pub(super) fn finish(self, executor: &Executor, made: Duration, sidecar: impl Fn(&Job) -> Value) -> Vec<Outcome> {
         let Some(last) = self.last else { return Vec::new() };
         let summary = Generated { timings: self.timings, steps: self.steps, ..last };
-        let (config, several) = (self.config, self.options.has_several());
+        let (config, several, replaceable) = (self.config, self.options.has_several(), self.replaceable);
         let each = self.videos.into_iter().map(|mut video| {
             let since = Instant::now();
-            let mut failures = std::mem::take(&mut video.failures);
-            let (job, path) = (video.job, video.path);
-            let file = video.file.as_mut().expect("a chain has clips");
-            if let Some(asked) = &config.output.save_audio {
-                let written = file.write_wav(&place_of(asked, path, "wav", several), WavFormat::Pcm16);
-                failures.add(written.map_err(PipelineError::from));
-            }
-            let hashes = match file.finish() {
-                Ok(hashes) => hashes,
-                Err(error) => {
-                    failures.add(Err(video.keep(error.into())));
-                    return Outcome { written: None, failed: failures.first().err() };
-                }
-            };
+            let path = video.path;
+            let sound = config.output.save_audio.as_ref().map(|asked| place_of(asked, path, "wav", several));
+            let (hashes, is_there) = video.finish(sound.as_deref(), replaceable);
             let span = Span::until_now(SpanKind::Write, "mp4", since);
             let (table, figures) = RunReport::of(&summary, executor, made).end(span);
-            let video = Finished {
+            let Some(hashes) = hashes else { return Outcome { written: None, failed: video.kept(is_there) } };
+            let finished = Finished {
                 path: path.into(),
-                seed: job.seed,
-                prompt: job.prompt.clone(),
+                seed: video.job.seed,
+                prompt: video.job.prompt.clone(),
                 frames_sha256: hashes.frames,
                 samples_sha256: hashes.samples,
             };
-            if config.output.sidecar {
-                failures.add(write_sidecar(sidecar(job), &sidecar_path(path), &video, &figures));
+            let says = config.output.sidecar.then(|| sidecar(video.job));
+            let mut has_sidecar = false;
+            // Beside a video that is not there may be the sidecar of another run's.
+            if let Some(says) = says.as_ref().filter(|_| is_there) {
+                let file = sidecar_path(path);
+                let written = write_sidecar(says.clone(), &file, &finished, &figures, replaceable.has(&file));
+                has_sidecar = !video.failures.add(written);
             }
-            Outcome { written: Some(Written { video, table, figures }), failed: failures.first().err() }
+            let failed = video.kept(is_there);
+            if let (Some(error), Some(says), false) = (&failed, says, has_sidecar) {
+                keep_sidecar(error, says, &finished, &figures);
+            }
+            Outcome { written: is_there.then_some(Written { video: finished, table, figures }), failed }
         });
         each.collect()
     }
@@ -158,22 +157,27 @@ impl<'a> ChainWriter<'a> {
 }
 
 impl Video<'_> {
-    /// Writes what is whole of the video, as `clip` has rates.
-    fn write(&mut self, config: &Config, options: &GenerateOptions, piece: Piece, clip: &Generated) -> Result<()> {
+    /// Writes what is whole of the video, as `clip` has rates; its frames one by one to a folder, where there is one.
+    fn write(
+        &mut self,
+        folder: Option<&Path>,
+        replaceable: &Replaceable,
+        piece: Piece,
+        clip: &Generated,
+    ) -> Result<()> {
         let Piece { frames, sound } = piece;
-        if let Some(asked) = config.output.save_frames.as_ref().filter(|_| self.saves_frames) {
-            let folder = place_of(asked, self.path, "", options.has_several());
+        if let Some(folder) = folder.filter(|_| self.saves_frames) {
             // Frames of an earlier video go first where the run may replace them.
-            let removes = self.frames == 0 && options.replaces();
-            let emptied = if removes { remove_png_frames(&folder) } else { Ok(()) };
-            let written = emptied.and_then(|()| write_png_frames_from(&folder, &frames, self.frames));
-            self.saves_frames = !self.failures.add(written.map(drop).map_err(PipelineError::from));
+            let removes = self.frames == 0 && replaceable.has(folder);
+            let emptied = if removes { remove_png_frames(folder) } else { Ok(()) };
+            let written = emptied.and_then(|()| write_new_png_frames(folder, &frames, self.frames));
+            self.saves_frames = !self.failures.add(written.map_err(PipelineError::from));
         }
         self.frames += frames.count();
         let file = match &mut self.file {
             Some(file) => file,
             None => {
-                let encoder = Mp4Options { replace: self.replace, ..Mp4Options::default() };
+                let encoder = Mp4Options { replace: replaceable.has(self.path), ..Mp4Options::default() };
                 let rate = u32::try_from(clip.sample_rate).unwrap_or(u32::MAX);
                 let started = LongMp4::start(self.path, &frames, clip.frame_rate, sound.nrows(), rate, &encoder);
                 match started {
@@ -191,24 +195,60 @@ impl Video<'_> {
         Ok(file.push(frames)?)
     }
 
-    /// Keeps the frames so far as an MP4, or their sound where they cannot be encoded, and the latents of all clips.
-    fn keep(&mut self, error: PipelineError) -> PipelineError {
-        let mut error = error;
-        if let Some(file) = self.file.as_mut().filter(|file| file.frames() > 0) {
-            let what = format!("its first {} frames with their sound are", file.frames());
-            error = match file.close() {
-                Ok(()) => kept::keep(error, &what, self.path, ".mp4", |kept| Ok(file.write_to(kept, true)?)),
-                Err(_) => kept::keep(error, "its sound is", self.path, ".wav", |kept| {
-                    Ok(file.write_wav(kept, WavFormat::Float32)?)
-                }),
-            };
+    /// Writes the sound to a file of its own, where one is asked for, and the video. Returns the hashes, unless the sound cannot be
+    /// read back, and whether the video is written.
+    fn finish(&mut self, sound: Option<&Path>, replaceable: &Replaceable) -> (Option<LongHashes>, bool) {
+        let file = self.file.as_mut().expect("a chain has clips");
+        if let Some(sound) = sound {
+            let written = file.write_wav(sound, WavFormat::Pcm16, replaceable.has(sound));
+            self.failures.add(written.map_err(PipelineError::from));
         }
-        match self.latents.is_empty() {
-            true => error,
-            false => {
-                let what = format!("the latents of {} clips are", self.clips);
-                kept::keep_tensors(error, &what, self.path, ".clips.safetensors", &self.latents)
+        match file.hashes() {
+            Ok(hashes) => (Some(hashes), !self.failures.add(file.finish().map_err(PipelineError::from))),
+            Err(error) => {
+                self.failures.add(Err(error.into()));
+                (None, false)
             }
         }
+    }
+
+    /// The first failure, if there is one, with what is kept after it: of a video that is written, the latents alone.
+    fn kept(&mut self, is_there: bool) -> Option<PipelineError> {
+        let error = std::mem::take(&mut self.failures).first().err()?;
+        Some(if is_there { self.keep_latents(error) } else { self.keep(error) })
+    }
+
+    /// Keeps the frames that are encoded so far as an MP4, their sound where not all could be encoded, and the latents of all clips.
+    fn keep(&mut self, error: PipelineError) -> PipelineError {
+        let (mut error, place) = (error, KeepPlace::Temporary);
+        if let Some(file) = self.file.as_mut().filter(|file| file.frames() > 0) {
+            if let Err(failed) = file.close() {
+                tracing::warn!("{}: {failed}", self.path.display());
+            }
+            let (all, encoded) = (file.frames(), file.encoded_frames());
+            if encoded > 0 {
+                let what = format!("its first {encoded} frames with their sound are");
+                error = kept::keep(error, place, &what, self.path, ".mp4", |kept| Ok(file.write_to(kept, true)?));
+            }
+            if encoded < all {
+                error = kept::keep(error, place, "its sound is", self.path, ".wav", |kept| {
+                    Ok(file.write_wav(kept, WavFormat::Float32, true)?)
+                });
+            }
+        }
+        self.keep_latents(error)
+    }
+
+    /// Keeps the latents of all clips, and the last frames where the encoder left nothing.
+    fn keep_latents(&self, error: PipelineError) -> PipelineError {
+        let frames = self.file.as_ref().and_then(LongMp4::lost_frames);
+        let latents = format!("the latents of {} clips", self.clips);
+        let what = match (frames, self.latents.is_empty()) {
+            (None, true) => return error,
+            (None, false) => format!("{latents} are"),
+            (Some(frames), _) => format!("{latents} and the last {} frames are", frames.count()),
+        };
+        let tensors = kept::named(frames.unwrap_or(&Frames::none()), None, &self.latents);
+        kept::keep_tensors(error, KeepPlace::Temporary, &what, self.path, ".clips.safetensors", &tensors)
     }
 }

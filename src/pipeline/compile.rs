@@ -12,6 +12,7 @@ use super::programs::{ProgramKind, Programs};
 use crate::analysis::{self, Module, Predicted, Report};
 use crate::config::{Config, shipped_layouts};
 use crate::hlo::Mesh;
+use crate::media::write_atomically;
 use crate::models::Network;
 use crate::nn::{Build, Placement};
 use crate::pjrt::discover::Platform;
@@ -141,6 +142,11 @@ impl std::fmt::Display for Shortage {
             false => write!(f, "of the shipped layouts these would fit: {}", fitting.join(", ")),
         }
     }
+}
+
+/// Files that [`CompileOptions::dump`] has written of a program: it, its optimized module, and that as text.
+pub(crate) fn dump_files(folder: &Path, kind: ProgramKind) -> [PathBuf; 3] {
+    ["mlir", "optimized.pb", "optimized.txt"].map(|suffix| folder.join(format!("{}.{suffix}", kind.name())))
 }
 
 /// Compiles a program of a configuration, or takes its module from [`CompileOptions::modules`], and analyses it. One that
@@ -330,14 +336,12 @@ impl Job<'_> {
     /// Compiles or takes what was, reads the result, and keeps it where it fits.
     fn run(&self, programs: &Programs, network: &Network, save: Option<&Path>) -> Result<Compilation> {
         let (kind, program) = (self.options.kind, &network.program);
-        let file = |suffix: &str| self.options.dump.map(|d| d.join(format!("{}.{suffix}", kind.name())));
-        let write = |suffix: &str, bytes: &[u8]| -> Result<()> {
-            let Some(path) = file(suffix) else { return Ok(()) };
-            let fail = |e: std::io::Error| PipelineError::File { path: path.clone(), reason: e.to_string() };
-            path.parent().map_or(Ok(()), std::fs::create_dir_all).map_err(fail)?;
-            std::fs::write(&path, bytes).map_err(fail)
-        };
-        write("mlir", program.text.as_bytes())?;
+        let dump = self.options.dump.map(|folder| dump_files(folder, kind));
+        // Programs that are compiled twice, without a kernel or with fewer blocks, are written twice.
+        let write = |file: &PathBuf, bytes: &[u8]| write_atomically(file, bytes);
+        if let Some([text, ..]) = &dump {
+            write(text, program.text.as_bytes())?;
+        }
         let Made { module: StoredModule { optimized, memory, seconds }, key, executable } =
             self.module(network, save)?;
         let memory = Memory::of(memory, self.machine.capacity);
@@ -359,9 +363,9 @@ impl Job<'_> {
             );
         }
         let saved = save.zip(executable).filter(|_| fits && complete).map(keep).transpose()?;
-        write("optimized.pb", &optimized.bytes)?;
-        if self.options.dump.is_some() {
-            write("optimized.txt", module.listing().as_bytes())?;
+        if let Some([_, optimized_bytes, listing]) = &dump {
+            write(optimized_bytes, &optimized.bytes)?;
+            write(listing, module.listing().as_bytes())?;
         }
         let stacked = programs.stacked(kind)?;
         let chip = self.options.target.chip();

@@ -1,6 +1,5 @@
 //! Latents to frames and samples.
 
-use std::panic::resume_unwind;
 use std::thread::JoinHandle;
 
 use ndarray::{Array3, Array4, Array5, ArrayD, Axis as Dim, Ix3, Ix5, Slice};
@@ -12,6 +11,7 @@ use super::pieces::{Decoded, Pieces};
 use super::run::Run;
 use super::tensors::fixed;
 use super::tiles;
+use crate::contained::panic_message;
 use crate::failpoint;
 use crate::media::Frames;
 use crate::models::pixels::Pixels;
@@ -32,7 +32,11 @@ impl Run<'_> {
         videos: &mut Vec<Decoded>,
     ) -> Result<(Vec<Array3<f32>>, usize)> {
         let request = self.batch.shared();
-        let fail = |stream| failpoint::fail("decode", stream).map_err(|e| PipelineError::Input(e.to_string()));
+        let is_asked = !self.options.warms;
+        let fail = |stream| match is_asked {
+            true => failpoint::fail("decode", stream).map_err(|e| PipelineError::Input(e.to_string())),
+            false => Ok(()),
+        };
         *videos = match request.decodes_video() {
             false => (0..self.batch.asked()).map(|_| Decoded::from(Frames::none())).collect(),
             true => {
@@ -130,7 +134,7 @@ impl Run<'_> {
     /// The noise that the videos are decoded from.
     fn decoder_noise(&mut self, shapes: &Shapes, begun: Option<DecoderNoise>) -> Result<Tensor> {
         let noise = match begun {
-            Some(thread) => thread.join().unwrap_or_else(|panic| resume_unwind(panic))?,
+            Some(thread) => thread.join().unwrap_or_else(|panic| Err(PipelineError::Bug(panic_message(&*panic))))?,
             None => {
                 let (c, dtype) = (self.runner.model.configs.diffusion_decoder()?, self.runner.build.dtype);
                 self.noise.draw_decoder(&mut self.runner.executor, &c, &shapes.video, dtype)?

@@ -17,17 +17,18 @@ use super::chain_writer::ChainWriter;
 use super::duration;
 use super::error::{PipelineError, Result, one_line};
 use super::model::Model;
-use super::options::{GenerateOptions, RunOptions};
+use super::options::{GenerateOptions, KeepPlace, RunOptions};
 use super::outputs;
 use super::preflight::{Preflight, preflight};
 use super::processes;
+use super::replaceable::Replaceable;
 use super::report::RunReport;
 use super::runner::Runner;
 use super::saved::{Every, Saving};
 use super::session::Session;
 use super::text_to_video::Generated;
 pub use super::writer::Finished;
-use super::writer::{self, Failures, Made, Outcome, Writer, Written, write_json};
+use super::writer::{self, Failures, Made, Outcome, Writer, Written, finish_steps, write_json};
 use crate::config::{Config, Job};
 use crate::media::Mp4Options;
 use crate::runtime::processes::Group;
@@ -61,9 +62,7 @@ pub fn generate(
     if let Some(group) = group {
         processes::compare(group, config, options)?;
     }
-    // An interrupted run may have written its video already.
-    let again: Vec<&PathBuf> = options.outputs.iter().filter(|path| options.resume && path.exists()).collect();
-    let replaces = |path: &PathBuf| options.force || again.contains(&path);
+    let replaceable = outputs::replaceable(config, options);
     let mut verified = preflight(config, options)?;
     let given = config.request.num_frames.count();
     let config = &duration::resolve(config, &options.jobs, group)?;
@@ -74,6 +73,7 @@ pub fn generate(
     let mut started = Instant::now();
     let mut session = Session::start(config, model, group)?;
     session.runner.executor.on_load(observer.on_load());
+    check_steps(&session, options)?;
     session.plan(options.dump.is_some(), group)?;
     let (config, first) = (&session.config.clone(), session.first);
     let chunk = Some(options.progress_every.unwrap_or(INTERRUPT_EVERY));
@@ -89,7 +89,9 @@ pub fn generate(
         let mut writer = Writer::new(scope, config, options);
         for ((jobs, requests), paths) in batches {
             let together = Together { jobs, requests, paths, inputs: &inputs };
-            run.saving = match saving(config, options, &session.runner.model, jobs, &paths[0]) {
+            let saving = saving(config, options, &session.runner.model, jobs, &paths[0]);
+            let resumed = |saving: Saving| if options.resume { saving.resumed() } else { Ok(saving) };
+            run.saving = match saving.and_then(|saving| saving.map(resumed).transpose()) {
                 Ok(saving) => saving,
                 // Those before are written, whatever is wrong with the steps of these.
                 Err(error) => return results.add(writer.wait(), observer).and(Err(error)),
@@ -99,7 +101,7 @@ pub fn generate(
             session.runner.executor.engine().watchdog().continues(move || kept.as_ref().and_then(Saving::continuation));
             if requests[0].chain.is_some() {
                 results
-                    .add(chained(&mut session, options, &run, &together, started, &replaces, observer)?, observer)?;
+                    .add(chained(&mut session, options, &run, &together, started, &replaceable, observer)?, observer)?;
                 session.runner.executor.reset_set_up_time();
                 started = Instant::now();
                 continue;
@@ -117,7 +119,7 @@ pub fn generate(
             let made = started.elapsed();
             let before = failed.map_or(Ok(()), Err).and(results.add(writer.wait(), observer));
             if let (Ok(videos), true) = (&mut videos, first) {
-                let made = to_be_written(&session, &together, std::mem::take(videos), made, &replaces);
+                let made = to_be_written(&session, &together, std::mem::take(videos), made, &replaceable);
                 writer.start(made, run.saving.take());
             }
             if before.is_err() {
@@ -133,7 +135,7 @@ pub fn generate(
         results.add(writer.wait(), observer)
     });
     let Results { finished, perf, mut late } = results;
-    late.add(write_times(options.perf_json.as_ref().filter(|_| first), perf));
+    late.add(write_times(options.perf_json.as_ref().filter(|_| first), perf, &replaceable));
     ended.and(late.first())?;
     if let Some(group) = group {
         processes::wait_for_all(group)?;
@@ -167,13 +169,13 @@ impl Results {
 }
 
 /// Writes the figures of videos, if there are any: those of one by themselves.
-fn write_times(path: Option<&PathBuf>, mut figures: Vec<Value>) -> Result<()> {
+fn write_times(path: Option<&PathBuf>, mut figures: Vec<Value>, replaceable: &Replaceable) -> Result<()> {
     let Some(path) = path.filter(|_| !figures.is_empty()) else { return Ok(()) };
     let all = if figures.len() == 1 { figures.remove(0) } else { json!({"videos": figures}) };
-    write_json(path, &all)
+    write_json(path, &all, replaceable.has(path))
 }
 
-/// Where the steps of videos are kept, beside the first of them, and those of an ended run.
+/// Where the steps of videos are kept, beside the first of them. `None`: they are neither kept nor continued from.
 fn saving(
     config: &Config,
     options: &GenerateOptions,
@@ -185,8 +187,23 @@ fn saving(
         return Ok(None);
     }
     let every = options.checkpoint_every.map(Every::Steps);
-    let saving = Saving::new(config, model, jobs, output, every)?.writing(outputs::files(config, options));
-    Ok(Some(if options.resume { saving.resumed()? } else { saving }))
+    Saving::new(config, model, jobs, output, every).map(|saving| Some(saving.writing(outputs::files(config, options))))
+}
+
+/// Checks the steps that a run continues from, before its programs are compiled.
+///
+/// # Errors
+/// Steps that are damaged, or of another request, model or release.
+fn check_steps(session: &Session, options: &GenerateOptions) -> Result<()> {
+    if !options.resume {
+        return Ok(());
+    }
+    let (config, size) = (&session.config, videos_at_once(&session.runner.build.layout));
+    let mut batches = options.jobs.chunks(size).zip(options.outputs.chunks(size));
+    batches.try_for_each(|(jobs, paths)| {
+        let saving = saving(config, options, &session.runner.model, jobs, &paths[0])?;
+        saving.as_ref().map_or(Ok(()), Saving::check)
+    })
 }
 
 /// Videos that are made together.
@@ -204,15 +221,15 @@ fn to_be_written(
     together: &Together,
     videos: Vec<Generated>,
     made: Duration,
-    replaces: &dyn Fn(&PathBuf) -> bool,
+    replaceable: &Replaceable,
 ) -> Vec<Made> {
     let Session { config, runner, versions, .. } = session;
     let model = model_of_sidecar(config, runner);
     let of = |((job, path), generated): ((&Job, &PathBuf), Generated)| Made {
         job: job.clone(),
         path: path.clone(),
-        replace: replaces(path),
-        keeps: true,
+        replaceable: replaceable.clone(),
+        keep: Some(KeepPlace::Temporary),
         report: RunReport::of(&generated, &runner.executor, made),
         sidecar: config.output.sidecar.then(|| sidecar(config, job, &model, together.inputs, runner, versions)),
         generated,
@@ -235,12 +252,12 @@ fn chained(
     run: &RunOptions,
     together: &Together,
     started: Instant,
-    replaces: &dyn Fn(&PathBuf) -> bool,
+    replaceable: &Replaceable,
     observer: &mut dyn Observer,
 ) -> Result<Vec<Outcome>> {
     let Together { jobs, requests, paths, inputs } = together;
     let Session { config, runner, versions, first } = session;
-    let files = first.then(|| ChainWriter::new(config, options, &runner.model, jobs, paths, &requests[0], replaces));
+    let files = first.then(|| ChainWriter::new(config, options, &runner.model, jobs, paths, &requests[0], replaceable));
     let mut files = files.transpose()?;
     let mut watch = |phase: Phase, done: usize, total: usize| observer.progress(jobs, phase, done, total);
     let mut each = |clips| files.as_mut().map_or(Ok(()), |files| files.add(clips));
@@ -261,9 +278,7 @@ fn chained(
     let model = model_of_sidecar(config, runner);
     let sidecar = |job: &Job| sidecar(config, job, &model, inputs, runner, versions);
     let outcomes = files.finish(&runner.executor, started.elapsed(), sidecar);
-    if outcomes.iter().all(|outcome| outcome.written.is_some()) {
-        run.saving.iter().for_each(Saving::finish);
-    }
+    finish_steps(run.saving.as_ref(), &outcomes);
     Ok(outcomes)
 }
 

@@ -1,11 +1,13 @@
 //! Results of a run that fails after denoising, kept in files of their own.
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 use ndarray::{Array4, Array5};
 
 use super::batch::split;
 use super::error::{PipelineError, Result, one_line};
+use super::options::{KeepPlace, RunOptions};
 use super::tensors;
 use crate::media::{Audio, Frames};
 use crate::tensor::Tensor;
@@ -13,32 +15,52 @@ use crate::tensor::Tensor;
 /// Tensors by name.
 pub(super) type Named = Vec<(String, Tensor)>;
 
-/// A file for what is kept of the video `path`, in the folder of temporary files; no file has its name.
-fn place(path: &Path, ending: &str) -> PathBuf {
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let (folder, process) = (std::env::temp_dir(), std::process::id());
-    let numbered = |n: usize| match n {
-        0 => folder.join(format!("{name}.{process}{ending}")),
-        n => folder.join(format!("{name}.{process}.{n}{ending}")),
+/// The name of a file for what is kept: `stem` and `ending`, with a number between them where files have the names before.
+fn free(stem: &OsStr, ending: &str) -> PathBuf {
+    let numbered = |n: usize| {
+        let mut name = stem.to_owned();
+        name.push(if n == 0 { ending.to_string() } else { format!(".{n}{ending}") });
+        PathBuf::from(name)
     };
     (0..).map(numbered).find(|path| !path.exists()).expect("some number is free")
 }
 
-/// Writes what is kept of the video `path` by `write`, where temporary files go, else beside the video. The error then
-/// names the file: "{error}; {what} kept in {file}".
+/// Writes what is kept of the video `path` by `write`. Returns the file.
+///
+/// # Errors
+/// No file can be written.
+pub(super) fn store(
+    place: KeepPlace,
+    path: &Path,
+    ending: &str,
+    write: impl Fn(&Path) -> Result<()>,
+) -> Result<PathBuf> {
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(".kept");
+    let to = |file: PathBuf| write(&file).map(|()| file);
+    match place {
+        KeepPlace::Beside => {
+            beside.push(ending);
+            to(beside.into())
+        }
+        KeepPlace::Temporary => {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            let temporary = std::env::temp_dir().join(format!("{name}.{}", std::process::id()));
+            to(free(temporary.as_os_str(), ending)).or_else(|_| to(free(&beside, ending)))
+        }
+    }
+}
+
+/// [`store`] after an error, which then names the file: "{error}; {what} kept in {file}".
 pub(super) fn keep(
     error: PipelineError,
+    place: KeepPlace,
     what: &str,
     path: &Path,
     ending: &str,
     write: impl Fn(&Path) -> Result<()>,
 ) -> PipelineError {
-    let temporary = place(path, ending);
-    let mut beside = path.as_os_str().to_owned();
-    beside.push(format!(".kept{ending}"));
-    let beside = PathBuf::from(beside);
-    let beside = if beside.exists() { temporary.clone() } else { beside };
-    match write(&temporary).map(|()| temporary).or_else(|_| write(&beside).map(|()| beside)) {
+    match store(place, path, ending, write) {
         Ok(kept) => PipelineError::Kept { source: Box::new(error), what: what.into(), kept },
         Err(failed) => {
             tracing::error!("{what} not kept either: {}", one_line(&failed));
@@ -50,12 +72,13 @@ pub(super) fn keep(
 /// [`keep`] of tensors.
 pub(super) fn keep_tensors(
     error: PipelineError,
+    place: KeepPlace,
     what: &str,
     path: &Path,
     ending: &str,
     tensors: &[(String, Tensor)],
 ) -> PipelineError {
-    keep(error, what, path, ending, |kept| tensors::write(kept, tensors))
+    keep(error, place, what, path, ending, |kept| tensors::write(kept, tensors))
 }
 
 /// Frames, sound and latents as tensors; no frames of sound alone.
@@ -75,19 +98,43 @@ pub(super) fn latents(video: &Array5<f32>, audio: &Array4<f32>, count: usize) ->
     each.map(named).collect()
 }
 
-/// Keeps the latents of videos that cannot be decoded, each for its file of `outputs`, and the frames of those that were.
+/// Keeps the latents of videos that cannot be decoded, each for its file of [`RunOptions::outputs`], and the frames of those that were.
 pub(super) fn keep_latents(
     mut error: PipelineError,
-    outputs: &[PathBuf],
+    options: &RunOptions,
     latents: &[Named],
     frames: &[Frames],
 ) -> PipelineError {
+    // Nobody wants the video of a server's job that was cancelled.
+    if options.keep == KeepPlace::Beside && matches!(error, PipelineError::Interrupted(..)) {
+        return error;
+    }
     let is_written = |path: &&PathBuf| path.file_name().is_some();
-    for (at, (path, latents)) in outputs.iter().filter(is_written).zip(latents).enumerate() {
+    for (at, (path, latents)) in options.outputs.iter().filter(is_written).zip(latents).enumerate() {
         let decoded = frames.get(at).filter(|frames| frames.count() > 0);
         let what = if decoded.is_some() { "its frames and latents are" } else { "its latents are" };
         let tensors = named(decoded.unwrap_or(&Frames::none()), None, latents);
-        error = keep_tensors(error, what, path, ".latents.safetensors", &tensors);
+        error = keep_tensors(error, options.keep, what, path, ".latents.safetensors", &tensors);
     }
     error
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A server finds one file, however often it tried; a command replaces nothing.
+    #[test]
+    fn kept_files_are_numbered_unless_they_belong_to_the_video() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let video = folder.path().join("out.mp4");
+        let write = |path: &Path| Ok(crate::media::write_atomically(path, b"kept")?);
+        for _ in 0..2 {
+            let kept = store(KeepPlace::Beside, &video, ".safetensors", write).expect("written");
+            assert_eq!(kept, folder.path().join("out.mp4.kept.safetensors"));
+        }
+        let stem = folder.path().join("out.mp4.kept");
+        assert_eq!(free(stem.as_os_str(), ".safetensors"), folder.path().join("out.mp4.kept.1.safetensors"));
+        assert_eq!(free(stem.as_os_str(), ".json"), folder.path().join("out.mp4.kept.json"));
+    }
 }

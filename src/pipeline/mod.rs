@@ -49,6 +49,7 @@ pub(crate) mod program_table;
 pub mod programs;
 pub mod prompts;
 mod recorded;
+pub(crate) mod replaceable;
 pub(crate) mod report;
 pub(crate) mod residency;
 mod run;

@@ -42,11 +42,16 @@ impl GenerateOptions {
     pub(super) fn has_several(&self) -> bool {
         self.several || self.jobs.len() > 1
     }
+}
 
-    /// Whether files may be there that the run replaces.
-    pub(super) fn replaces(&self) -> bool {
-        self.force || self.resume
-    }
+/// Where results are kept that cannot be written to their files.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum KeepPlace {
+    /// In the folder of temporary files, else beside the video.
+    #[default]
+    Temporary,
+    /// Beside the video, in place of what was kept there before.
+    Beside,
 }
 
 /// How a batch of requests is run.
@@ -60,9 +65,10 @@ pub struct RunOptions {
     pub dump_steps: bool,
     /// Keeps the steps behind it in a file, or goes on from such.
     pub saving: Option<Saving>,
-    /// The file of each video: where a step after denoising fails, its latents are kept under that name in the folder of
-    /// temporary files. Empty: they are not kept.
+    /// The file of each video: where a step after denoising fails, its latents are kept under that name. Empty: they are not kept.
     pub outputs: Vec<PathBuf>,
+    /// Where they are kept.
+    pub keep: KeepPlace,
     /// Frames are encoded while later ones are decoded, where they are decoded in pieces: `runtime.tiling`.
     pub encode: Option<Mp4Options>,
     /// Runs one call of each pass' steps: all that is compiled and loaded is then there, and what is made is nothing.

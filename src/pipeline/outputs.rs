@@ -8,6 +8,7 @@ use std::path::{Component, Path, PathBuf};
 use super::error::{PipelineError, Result};
 use super::options::GenerateOptions;
 use super::recorded::{self, Existing};
+use super::replaceable::Replaceable;
 use super::saved;
 use super::writer::{dump_path, place_of};
 use crate::config::{Config, Job, sidecar_path};
@@ -76,6 +77,16 @@ pub(super) fn files(config: &Config, options: &GenerateOptions) -> Vec<PathBuf> 
     all.map(|output| resolved(&output.path)).collect()
 }
 
+/// What a run may replace: with `--force` whatever is there; with `--resume` what the interrupted run has left, which is looked for
+/// now; else nothing.
+pub(super) fn replaceable(config: &Config, options: &GenerateOptions) -> Replaceable {
+    if options.force {
+        return Replaceable::everything();
+    }
+    let all = of_run(config, options).into_iter().filter(|_| options.resume).map(|output| output.path);
+    Replaceable::these(all.filter(|path| path.exists()).collect())
+}
+
 /// A path as the file system has it, whether or not there is a file: links of the folders that exist are followed.
 fn resolved(path: &Path) -> PathBuf {
     let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
@@ -122,7 +133,7 @@ fn check_distinct(outputs: &[Output]) -> Result<()> {
 
 /// Refuses outputs of a run that would overwrite something, and two that are the same. Changes nothing.
 ///
-/// With `resume`, files that the interrupted run was writing may be replaced, and the sidecar of the same request.
+/// With `resume`, files that the interrupted run was writing may be replaced: a video and a sidecar if they have the same request.
 ///
 /// # Errors
 /// The key or flag, the path, and how to go on.
@@ -140,10 +151,12 @@ pub(crate) fn check_taken(config: &Config, options: &GenerateOptions) -> Result<
         let refuse = |what: &str, cure: &str| {
             Err(PipelineError::Usage(format!("{key}: {} {what}; {cure}, or name another", path.display())))
         };
-        if is_resumed(path) {
-            continue;
-        }
+        let is_own = |video: &Path| options.resume && recorded_request(config, options, video);
         match *key {
+            "output.path" if saved::is_kept(path) && is_own(path) => {}
+            "output.path" if path.exists() => return refuse("exists", "overwrite it with --force"),
+            "output.sidecar" if options.outputs.iter().any(|video| sidecar_path(video) == *path && is_own(video)) => {}
+            key if key != "output.sidecar" && is_resumed(path) => {}
             FRAMES if !png_frames_in(path)?.is_empty() => {
                 return refuse("holds frames of another video", "remove them with --force");
             }
@@ -152,20 +165,17 @@ pub(crate) fn check_taken(config: &Config, options: &GenerateOptions) -> Result<
                 let what = "or clips of an interrupted run are there";
                 return refuse(what, "continue it with --resume, start over with --force");
             }
-            "output.path" if options.resume && saved::is_kept(path) => {}
-            "output.path" if path.exists() => return refuse("exists", "overwrite it with --force"),
-            "output.sidecar" if options.resume && has_own_request(config, options, path) => {}
-            _ if path.is_file() => return refuse("exists", "overwrite it with --force"),
+            _ if path.exists() && !path.is_dir() => return refuse("exists", "overwrite it with --force"),
             _ => {}
         }
     }
     Ok(())
 }
 
-/// Whether a sidecar is of the job that it will belong to.
-fn has_own_request(config: &Config, options: &GenerateOptions, sidecar: &Path) -> bool {
+/// Whether the sidecar beside a video of the run has the request of its job.
+fn recorded_request(config: &Config, options: &GenerateOptions, video: &Path) -> bool {
     let mut videos = options.outputs.iter().zip(&options.jobs);
-    videos.any(|(video, job)| sidecar_path(video) == sidecar && recorded::has_request(video, config, job))
+    videos.any(|(path, job)| path == video && recorded::has_request(path, config, job))
 }
 
 /// The jobs that `--resume` has left, with their files: videos that are finished are left out.
@@ -188,8 +198,6 @@ pub(crate) fn unfinished(
             };
             match recorded::compare(&path, config, &job, &mut model)? {
                 Existing::Same => !saved::is_kept(&path),
-                // It was written, and its sidecar was not.
-                Existing::NoSidecar if saved::is_kept(&path) => false,
                 _ if force => false,
                 Existing::Differs(why) => return refuse(format!("is the video of another request: {why}")),
                 Existing::NoSidecar => {
@@ -368,6 +376,34 @@ mod tests {
         // Other files of the folder are no frames.
         std::fs::write(path("frames/drawing.png"), "kept").unwrap();
         check_taken(&config, &options).unwrap();
+    }
+
+    /// Kept steps record the files of their run; a video and a sidecar among them may still be another program's.
+    #[test]
+    fn resume_replaces_the_files_of_its_run_and_no_foreign_video() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let (mut config, mut options) = run(folder.path(), &["a.mp4"]);
+        (config.output.save_audio, options.resume) = (Some(text(&path("s.wav"))), true);
+        let about = serde_json::to_string(&files(&config, &options)).unwrap();
+        let about = [("outputs".to_string(), about)].into();
+        crate::pipeline::tensors::write_with(&path("a.mp4.steps.safetensors"), &[], Some(about), true).unwrap();
+        std::fs::write(path("s.wav"), "of the run").unwrap();
+        check_taken(&config, &options).unwrap();
+        let replaceable = replaceable(&config, &options);
+        assert!(replaceable.has(&path("s.wav")) && !replaceable.has(&path("a.mp4")), "{replaceable:?}");
+        for (key, name) in [("output.path", "a.mp4"), ("output.sidecar", "a.json")] {
+            std::fs::write(path(name), "another program's").unwrap();
+            let error = check_taken(&config, &options).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("{key}: ")) && error.contains("--force"), "{error}");
+            std::fs::remove_file(path(name)).unwrap();
+        }
+        let sidecar = serde_json::json!({"config": config.effective("a", 10)});
+        std::fs::write(path("a.json"), sidecar.to_string()).unwrap();
+        std::fs::write(path("a.mp4"), "of the run").unwrap();
+        check_taken(&config, &options).unwrap();
+        let not_resumed = GenerateOptions { resume: false, ..options };
+        assert!(!super::replaceable(&config, &not_resumed).has(&path("a.mp4")));
     }
 
     #[test]

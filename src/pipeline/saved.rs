@@ -142,6 +142,17 @@ impl Saving {
         Saving { outputs, ..self }
     }
 
+    /// Checks the files that [`Saving::resumed`] continues from, and does not change anything.
+    ///
+    /// # Errors
+    /// A file that is damaged, or of another request, model or release of this program.
+    pub(crate) fn check(&self) -> Result<()> {
+        if self.steps.exists() {
+            read(&self.steps, &self.identity)?;
+        }
+        (0..clips_of(&self.output)).try_for_each(|at| open(&path_of_clip(&self.output, at), &self.identity).map(drop))
+    }
+
     /// The same, going on from the files, if there are any.
     ///
     /// # Errors
@@ -207,7 +218,7 @@ impl Saving {
             tensors.push((format!("audio.{n}"), (*sound).clone().into()));
         }
         let about = self.about([("cut_tokens", json!(cut_tokens).to_string())]);
-        tensors::write_with(&path_of_clip(&self.output, self.clip), &tensors, Some(about))
+        tensors::write_with(&path_of_clip(&self.output, self.clip), &tensors, Some(about), true)
     }
 
     /// Metadata of a file's header.
@@ -259,7 +270,7 @@ impl Saving {
             ("done", saved.done.to_string()),
             ("clip", self.clip.to_string()),
         ]);
-        tensors::write_with(&self.steps, &tensors, Some(about))?;
+        tensors::write_with(&self.steps, &tensors, Some(about), true)?;
         if let Some(count) = &self.server {
             count.fetch_add(1, Ordering::Relaxed);
         }

@@ -22,19 +22,20 @@ pub fn read(path: &Path) -> Result<BTreeMap<String, Tensor>> {
     file.names().map(|name| Ok((name.to_string(), file.get(name)?.to_tensor()?))).collect()
 }
 
-/// Writes tensors, atomically.
+/// Writes tensors, atomically; an existing file is replaced.
 ///
 /// # Errors
 /// The file that cannot be written.
 pub fn write(path: &Path, tensors: &[(String, Tensor)]) -> Result<()> {
-    write_with(path, tensors, None)
+    write_with(path, tensors, None, true)
 }
 
-/// The same with words about them in the file's header.
+/// The same with words about them in the file's header. Without `replace` a file of that name stays and is an error.
 pub(crate) fn write_with(
     path: &Path,
     tensors: &[(String, Tensor)],
     about: Option<HashMap<String, String>>,
+    replace: bool,
 ) -> Result<()> {
     let fail = |e: safetensors::SafeTensorError| PipelineError::File { path: path.into(), reason: e.to_string() };
     let bytes: Vec<_> = tensors.iter().map(|(_, t)| t.bytes()).collect();
@@ -44,7 +45,7 @@ pub(crate) fn write_with(
         .map(|((name, t), data)| Ok((name.as_str(), TensorView::new(dtype(t.dtype()), t.shape().to_vec(), data)?)))
         .collect::<std::result::Result<Vec<_>, _>>()
         .map_err(fail)?;
-    Ok(media::write_atomically(path, &safetensors::serialize(views, about).map_err(fail)?)?)
+    Ok(media::write_file(path, &safetensors::serialize(views, about).map_err(fail)?, replace)?)
 }
 
 fn dtype(dtype: DType) -> Dtype {

@@ -236,7 +236,7 @@ impl Run<'_> {
         let decoded = self.decode_streams(video, audio, shapes, decoder_noise, &mut videos);
         let (audios, sample_rate) = decoded.map_err(|error| {
             let frames: Vec<Frames> = videos.drain(..).map(|video| video.frames).collect();
-            kept::keep_latents(self.runner.explain(error), &self.options.outputs, &latents, &frames)
+            kept::keep_latents(self.runner.explain(error), self.options, &latents, &frames)
         })?;
 
         let timings = self.clock.took();

@@ -97,4 +97,8 @@ pub trait Made: Send {
     /// # Errors
     /// A full disk as `storage_full`; whatever else as `internal`.
     fn write(&mut self, folder: &Path) -> Result<Produced, Failure>;
+
+    /// Keeps frames, samples and latents of a video that cannot be written as one of [`KEPT`](super::store::KEPT) in its folder, and
+    /// logs where.
+    fn keep(&mut self, _folder: &Path) {}
 }

@@ -3,6 +3,7 @@
 //! ```text
 //! STATE/  lock  format  reserve  trash/  damaged/  tmp/  inputs/SHA256.EXT
 //!   jobs/video_01k9…/  request.json  job.json  order.json  steps.safetensors  video.mp4  video.json  thumb.jpg  sprite.jpg  audio.wav
+//!                      video.mp4.kept.safetensors  video.mp4.kept.latents.safetensors
 //! ```
 
 mod files;
@@ -20,9 +21,14 @@ use super::id::VideoId;
 use super::job::{Accepted, Produced, Record};
 
 pub use files::FileStore;
+pub(super) use files::job_folder;
 
 /// File of the steps behind a running batch, in the folder of its first job.
 pub const STEPS: &str = "steps.safetensors";
+
+/// Files of results whose video could not be written, in its job's folder: after a failed decoder, and after a failed writer. They go
+/// with the job, or when another attempt completes it.
+pub const KEPT: [&str; 2] = ["video.mp4.kept.latents.safetensors", "video.mp4.kept.safetensors"];
 
 /// A file of a job that clients may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

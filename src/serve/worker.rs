@@ -2,8 +2,7 @@
 //!
 //! One thread builds the device and alone touches it; another writes what is made while the next order runs; a third sweeps.
 
-use std::any::Any;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,6 +18,7 @@ use super::id::VideoId;
 use super::job::Produced;
 use super::jobs::{Jobs, Running};
 use super::store::is_full;
+use crate::contained::panic_message;
 
 /// Builds the device, on the thread that owns it.
 pub type Factory = Box<dyn FnOnce() -> Result<Box<dyn Device>, String> + Send>;
@@ -88,7 +88,7 @@ impl Worker {
     /// Why the device failed.
     pub fn join(self) -> Result<(), String> {
         for thread in self.threads {
-            thread.join().map_err(|panic| words(&*panic))?;
+            thread.join().map_err(|panic| panic_message(&*panic))?;
         }
         match &*self.status.borrow() {
             Status::Failed(reason) => Err(reason.clone()),
@@ -150,7 +150,7 @@ fn own_device(jobs: &Jobs, status: &Told, factory: Factory, warm: &[Order], fini
         }
         Ok(())
     });
-    if let Err(reason) = catch_unwind(work).unwrap_or_else(|panic| Err(words(&*panic))) {
+    if let Err(reason) = catch_unwind(work).unwrap_or_else(|panic| Err(panic_message(&*panic))) {
         fail(jobs, status, &reason);
         // One that failed says no farewell to its other processes, which may wait for something else: they end by its loss.
         if !says_farewell {
@@ -184,7 +184,7 @@ fn run_and_hand_on(
 ) -> Result<(), String> {
     let mut watch = |moment| jobs.moment(running, moment);
     let result = AssertUnwindSafe(|| device.run(&running.order, &mut watch));
-    match catch_unwind(result).unwrap_or_else(|panic| Err(RunError::Device(words(&*panic)))) {
+    match catch_unwind(result).unwrap_or_else(|panic| Err(RunError::Device(panic_message(&*panic)))) {
         Ok(made) => {
             // It may have been noted as not loaded: another job of its shape did not fit.
             running.order.jobs.iter().for_each(|job| jobs.is_warm(job));
@@ -245,7 +245,7 @@ fn finish_all(jobs: &Jobs, status: &Told, receiver: &Receiver<Finishing>) {
         let finished = catch_unwind(AssertUnwindSafe(|| finish(jobs, finishing)));
         if let Err(panic) = finished {
             jobs.failed(&id, Failure::new("internal", "the video could not be written"));
-            fail(jobs, status, &words(&*panic));
+            fail(jobs, status, &panic_message(&*panic));
         }
         jobs.written(&run);
     }
@@ -268,7 +268,14 @@ fn finish(jobs: &Jobs, mut finishing: Finishing) {
             return;
         }
         let attempt = match written.clone() {
-            None => made.write(folder).map(|produced| written = Some(produced)),
+            None => {
+                let attempt = catch_unwind(AssertUnwindSafe(|| made.write(folder)));
+                let attempt = attempt.unwrap_or_else(|panic| {
+                    made.keep(folder);
+                    resume_unwind(panic)
+                });
+                attempt.map(|produced| written = Some(produced))
+            }
             Some(_) => Ok(()),
         };
         let kept = attempt.and_then(|()| match written.clone().map(|produced| jobs.completed(id, produced)) {
@@ -291,15 +298,13 @@ fn finish(jobs: &Jobs, mut finishing: Finishing) {
                 std::thread::sleep(TRY_AGAIN);
             }
             Err(failure) => {
+                // A full disk has no room for them either.
+                if written.is_none() && failure.code != "storage_full" {
+                    made.keep(folder);
+                }
                 jobs.failed(id, failure);
                 return;
             }
         }
     }
-}
-
-/// Text of a panic.
-fn words(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().map(ToString::to_string);
-    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "it panicked".into())
 }

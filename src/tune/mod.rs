@@ -39,5 +39,6 @@ pub(crate) use experiment::given;
 pub(crate) use experiment_diagnosis::{diagnose_groups, group_diagnosis_text, suggestions_markdown};
 pub(crate) use html::{escaped, page};
 pub use options::Options;
+pub(crate) use store::LOG;
 pub use store::{Record, Store};
 pub(crate) use table::{columns, markdown, table};

@@ -40,6 +40,9 @@ pub struct Record {
     pub error: Option<String>,
 }
 
+/// Name of the file of results.
+pub(crate) const LOG: &str = "results.jsonl";
+
 /// File of results, locked by one process at a time.
 pub struct Store {
     path: PathBuf,
@@ -54,7 +57,7 @@ impl Store {
     /// A folder that cannot be written, or that another process holds.
     pub(crate) fn open(folder: &Path) -> Result<Self> {
         std::fs::create_dir_all(folder).map_err(TuneError::file(folder))?;
-        let path = folder.join("results.jsonl");
+        let path = folder.join(LOG);
         let fail = || TuneError::file(&path);
         let mut file = OpenOptions::new().read(true).append(true).create(true).open(&path).map_err(fail())?;
         match file.try_lock() {

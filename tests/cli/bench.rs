@@ -432,8 +432,9 @@ fn small_programs_are_timed_and_fitted() {
     assert_eq!(constants.source[0].devices, 2);
     assert_eq!(chip.name, "mine");
     // Onto the file itself; what it was a copy of is no part of the question then.
-    assert_eq!(fit(&["--chip", &path(&mine)]).status.code(), Some(2));
-    assert!(fit(&[]).status.success());
+    assert_eq!(fit(&["--chip", &path(&mine), "--force"]).status.code(), Some(2));
+    assert!(text(&fit(&[]).stderr).contains("exists; overwrite it with --force"));
+    assert!(fit(&["--force"]).status.success());
     assert!(std::fs::read_to_string(&fitted).expect("text").contains("# bytes that a program may use"));
 
     let out = ltx2(dir.path(), &["bench", "--micro", "--from", "nowhere.json"]);
@@ -466,7 +467,7 @@ fn requests_with_conditions_are_timed() {
         let set = ["--set", "request.max_sequence_length=64", "--set", QUICK];
         // The other two have a preset with every term.
         let blocks: &[&str] = if more == image { &[] } else { &["--set", "guidance={stg_blocks: [1]}"] };
-        let runs = ["--runs", "1", "--warmup", "1", "--steps", "2", "--json", &json];
+        let runs = ["--runs", "1", "--warmup", "1", "--steps", "2", "--json", &json, "--force"];
         let size = match more[0] {
             "--video" => &[][..],
             _ if more == image => &size[..],

@@ -127,7 +127,14 @@ impl Folder {
                 assert_eq!(std::fs::read(&out).expect("a video"), bytes, "{moment}: a video is whole");
             }
 
-            let ended = run(&out, &cache, &more).stderr(Stdio::piped()).output().expect("runs");
+            // A video without a sidecar may be another program's.
+            let force: &[&str] = if out.exists() { &["--force"] } else { &[] };
+            if out.exists() {
+                let refused = run(&out, &cache, &more).status().expect("runs");
+                assert_eq!((refused.code(), std::fs::read(&out).ok().as_ref()), (Some(2), Some(&bytes)), "{moment}");
+            }
+            let mut ended = run(&out, &cache, &[&more[..], force].concat());
+            let ended = ended.stderr(Stdio::piped()).output().expect("runs");
             let said = String::from_utf8_lossy(&ended.stderr);
             assert!(ended.status.success() && !said.contains("compiled anew"), "{moment}: {said}");
             // Of the steps behind it none is run again.
@@ -178,7 +185,8 @@ fn a_video_its_steps_and_the_compile_cache() {
     };
     let (cold, warm) = (timed(), timed());
     let bytes = std::fs::read(&whole).expect("a video");
-    let resumed = ["--resume", "--checkpoint-every", "1", "--progress-every", "1"];
+    // A video without a sidecar may be another program's: it is replaced with --force alone.
+    let resumed = ["--resume", "--force", "--checkpoint-every", "1", "--progress-every", "1"];
 
     // What is killed goes on from the steps that are kept, and compiles what is not in the cache; both fill on the way.
     let (mut kills, mut ended) = (0, 0);

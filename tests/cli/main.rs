@@ -8,6 +8,7 @@
 mod support;
 
 mod bench;
+mod bench_results;
 mod cache;
 mod chain;
 mod compare;
@@ -22,6 +23,7 @@ mod faults;
 mod generate;
 mod given_video;
 mod interrupts;
+mod late_failures;
 mod layout_auto;
 mod layout_files;
 mod library;
@@ -45,6 +47,7 @@ mod sounds;
 mod tiling;
 mod time_line;
 mod tune;
+mod unused_parts;
 mod upsampling;
 mod verify;
 mod watchdog;

@@ -19,27 +19,27 @@ const LORA: &str = "tests/fixtures/lora/ic_tiny_a_plain.safetensors";
 const MODEL: &str = "tests/fixtures/models/tiny_a";
 
 /// A folder that commands run in, with one for temporary files.
-struct Folder(TempDir);
+pub(crate) struct Folder(TempDir);
 
 impl Folder {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let folder = Folder(tempfile::tempdir().expect("a folder"));
         fs::create_dir(folder.path("tmp")).expect("a folder");
         folder
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.0.path().join(name)
     }
 
-    fn ltx2(&self, arguments: &[&str]) -> Command {
+    pub(crate) fn ltx2(&self, arguments: &[&str]) -> Command {
         let mut run = support::ltx2();
         run.args(arguments).current_dir(self.0.path()).env("TMPDIR", self.path("tmp"));
         run
     }
 
     /// A short run of the smallest model.
-    fn generate(&self, arguments: &[&str]) -> Command {
+    pub(crate) fn generate(&self, arguments: &[&str]) -> Command {
         let mut run = self.ltx2(&["generate", "-c", support::tiny(), "--steps", "1"]);
         run.args(arguments);
         run
@@ -73,14 +73,14 @@ fn stderr(out: &Output) -> String {
     String::from_utf8_lossy(&out.stderr).into_owned()
 }
 
-fn succeed(run: &mut Command) -> String {
+pub(crate) fn succeed(run: &mut Command) -> String {
     let out = run.output().expect("runs");
     assert!(out.status.success(), "{}", stderr(&out));
     stderr(&out)
 }
 
 /// The one error of a run that fails.
-fn error(code: i32, run: &mut Command) -> String {
+pub(crate) fn error(code: i32, run: &mut Command) -> String {
     let out = run.output().expect("runs");
     let said = stderr(&out);
     assert_eq!(out.status.code(), Some(code), "{said}");
@@ -89,7 +89,7 @@ fn error(code: i32, run: &mut Command) -> String {
     errors[0].to_string()
 }
 
-fn json(path: &Path) -> Value {
+pub(crate) fn json(path: &Path) -> Value {
     serde_json::from_slice(&fs::read(path).expect("a file")).expect("JSON")
 }
 
@@ -129,15 +129,45 @@ fn existing_outputs_are_refused_before_the_model_is_opened() {
 #[needs(nothing)]
 fn reports_and_layouts_are_not_overwritten() {
     let folder = Folder::new();
-    fs::write(folder.path("own.yml"), "rules: {}\n").expect("written");
+    let files = ["own.yml", "hlo/denoise.optimized.txt", "profile/summary.json", "search/best.yml", "cases/report.md"];
+    for file in files.map(|name| folder.path(name)) {
+        fs::create_dir_all(file.parent().expect("a folder")).expect("a folder");
+        fs::write(file, "rules: {}\n").expect("written");
+    }
     let before = folder.contents();
-    for (flag, command) in [
-        ("--write", &["why", "-c", "ltx2", "--target", "tpu:v6e:2x4", "--write", "own.yml"][..]),
-        ("--report", &["compare", "a.mp4", "b.mp4", "--report", "own.yml"]),
-        ("--json", &["compare", "a.mp4", "b.mp4", "--json", "own.yml"]),
-    ] {
+    let nano = ["-c", "nano_2_0", "-m", "no/such/model"];
+    let commands: [(&str, &str, &[&str], &[&str]); 12] = [
+        ("--write", "own.yml", &["why", "-c", "ltx2", "--target", "tpu:v6e:2x4", "--write", "own.yml"], &[]),
+        ("--json", "own.yml", &["why", "-c", "ltx2", "--target", "tpu:v6e:2x4", "--json", "own.yml"], &[]),
+        ("--report", "own.yml", &["compare", "a.mp4", "b.mp4", "--report", "own.yml"], &[]),
+        ("--json", "own.yml", &["compare", "a.mp4", "b.mp4", "--json", "own.yml"], &[]),
+        ("--json", "own.yml", &["bench", "--json", "own.yml"], &nano),
+        ("--json", "own.yml", &["bench", "--micro", "--from", "a.json", "--json", "own.yml"], &[]),
+        ("--fit", "own.yml", &["bench", "--micro", "--from", "a.json", "--fit", "own.yml"], &[]),
+        ("--json", "own.yml", &["compile", "--target", "cpu:1", "--json", "own.yml"], &nano),
+        ("--dump-hlo", "hlo/denoise.optimized.txt", &["compile", "--target", "cpu:1", "--dump-hlo", "hlo"], &nano),
+        ("--json", "own.yml", &["profile", "-o", "new", "--json", "own.yml"], &nano),
+        ("--json", "own.yml", &["profile", "--read", "a.xplane.pb", "--json", "own.yml"], &[]),
+        ("--output", "profile/summary.json", &["profile", "-o", "profile"], &nano),
+    ];
+    for (flag, name, command, more) in commands {
+        let error = error(2, &mut folder.ltx2(&[command, more].concat()));
+        let line = format!("error: {flag}: {name} exists; overwrite it with --force, or name another");
+        assert!(error.starts_with(&line), "{command:?}: {error}");
+    }
+    // An experiment's folder is its own: its log is beside the reports that a later run replaces.
+    let search = ["experiment", "--search", "--target", "cpu:2", "-c", "nano_2_0", "-o", "search"];
+    for (command, name) in
+        [(&search[..], "search/best.yml"), (&["experiment", "x.yml", "-o", "cases"], "cases/report.md")]
+    {
         let error = error(2, &mut folder.ltx2(command));
-        assert!(error.starts_with(&format!("error: {flag}: own.yml exists; overwrite it with --force")), "{error}");
+        let line = format!("error: --output: {name} exists, and results.jsonl of an experiment is not beside it");
+        assert!(error.starts_with(&line), "{error}");
+    }
+    // With --force they go on to their inputs, and fail there.
+    for command in [&["bench", "--json", "own.yml", "--force"][..], &["profile", "-o", "profile", "--force"]] {
+        let out = folder.ltx2(&[command, &nano].concat()).output().expect("runs");
+        assert!(stderr(&out).contains("no/such/model"), "{command:?}: {}", stderr(&out));
     }
     assert_eq!(folder.contents(), before);
 }
@@ -263,7 +293,7 @@ fn reruns_and_resumes_compare_request_inputs_and_model() {
 }
 
 /// The file that an error names at its end, and its tensors.
-fn kept(error: &str, what: &str) -> (PathBuf, BTreeMap<String, Tensor>) {
+pub(crate) fn kept(error: &str, what: &str) -> (PathBuf, BTreeMap<String, Tensor>) {
     let path =
         error.split(&format!("; {what} kept in ")).nth(1).unwrap_or_else(|| panic!("'{what}' is not in {error}"));
     let path = PathBuf::from(path.split("; ").next().expect("a path"));
@@ -307,7 +337,7 @@ fn what_fails_after_denoising_leaves_what_was_computed() {
 }
 
 /// Number of frames of the MP4 that the rest of an error names.
-fn frames_of(rest: &str) -> usize {
+pub(crate) fn frames_of(rest: &str) -> usize {
     let path = Path::new(rest.split("; ").next().expect("a path"));
     probe_clip(path, Path::new("ffmpeg")).expect("an MP4").frames
 }

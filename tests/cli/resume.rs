@@ -173,6 +173,14 @@ fn steps_of_another_request_are_refused() {
     let said = message(&other);
     assert!(said.contains("holds the steps of another request"), "{said}");
     assert!(said.contains(": request.seed is 10 there, 11 here; give what that run was given"), "{said}");
+    // The command logs what it compiles: nothing.
+    let mut command = support::ltx2();
+    command.args(["generate", "-c", support::tiny(), "--resume", "-o"]).arg(&output);
+    command.args(other.iter().flat_map(|pair| ["--set", pair])).env("LTX2_LOG", "info,ltx2::runtime::engine=debug");
+    let refused = command.output().expect("the binary runs");
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success() && said.contains("holds the steps of another request"), "{said}");
+    assert!(!said.contains("hash="), "{said}");
     // Another file of the same size and time, in its place.
     let file = || std::fs::OpenOptions::new().write(true).open(&image_file).expect("the image");
     let was = file().metadata().and_then(|m| m.modified()).expect("a time");

@@ -222,3 +222,35 @@ fn a_device_that_hangs_ends_the_server_and_the_next_one_goes_on() {
     // They are those of a run that nothing disturbs.
     served.hashes(&id);
 }
+
+/// Whatever fails after the last step of a video: its results are in the job's folder, whose place only the log names, until the job
+/// is deleted.
+#[needs(cpu)]
+fn results_of_a_video_that_cannot_be_made_are_kept_with_its_job() {
+    for (moment, name, wanted) in [
+        ("decode audio", "video.mp4.kept.latents.safetensors", &["frames", "latents.audio", "latents.video"][..]),
+        ("rename video.mp4", "video.mp4.kept.safetensors", &["audio", "frames", "latents.audio", "latents.video"]),
+    ] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let served = Served::start(&folder.path().join("state"), &[], Some(&format!("fail {moment}")));
+        let id = served.create(&json!({"prompt": "rain", "size": "64x96", "num_frames": 9, "seed": 8}));
+        let video = served.wait(&id);
+        assert_eq!((&video["status"], &video["error"]["code"]), (&json!("failed"), &json!("internal")), "{video}");
+        let told = video.to_string();
+        assert!(!told.contains("kept") && !told.contains(folder.path().to_str().expect("UTF-8")), "{told}");
+        let file = served.file(&id, name);
+        let line = served.says(" kept in ");
+        assert!(line.contains(file.to_str().expect("UTF-8")), "{moment}: {line}");
+        let tensors = ltx2::pipeline::tensors::read(&file).expect("tensors");
+        assert_eq!(tensors.keys().collect::<Vec<_>>(), wanted, "{moment}");
+        assert_eq!(tensors["frames"].shape(), [9, 96, 64, 3], "{moment}");
+        assert!(!served.file(&id, "video.mp4").exists(), "{moment}");
+        let answer = Client::to(served.address).send("DELETE", &format!("/v1/videos/{id}"), None);
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        let since = Instant::now();
+        while file.exists() {
+            assert!(since.elapsed() < PATIENCE, "{moment}: it stays");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}

@@ -5,7 +5,7 @@ use std::f32::consts::TAU;
 use ndarray::{Array2, Array4};
 
 use super::*;
-use crate::media::{EncoderChoice, VideoStream};
+use crate::media::{EncoderChoice, LongMp4, VideoStream};
 
 /// A smooth gradient that drifts, in colours that use all three channels.
 fn gradient(count: usize, height: usize, width: usize) -> Frames {
@@ -51,6 +51,32 @@ fn frames_encoded_in_pieces_are_the_same_file() {
         assert_eq!(begin, frames.count());
         assert!(file("pieces.mp4", Some(&stream.finish().unwrap())) == whole, "{sizes:?}");
     }
+}
+
+/// Frames of another size make the encoder panic: an error, and the frames before are kept.
+#[test]
+fn frames_before_a_panic_of_the_encoder_are_kept() {
+    let out = tempfile::tempdir().unwrap();
+    let (good, small) = (gradient(8, 18, 34), gradient(8, 2, 2));
+    let stream = VideoStream::start(&good, 24.0, &embedded()).unwrap().expect("the embedded encoder");
+    stream.push(good.clone());
+    stream.push(small.clone());
+    let error = stream.finish().err().expect("it fails").to_string();
+    assert!(error.starts_with("the H.264 encoder panicked: "), "{error}");
+
+    let path = out.path().join("out.mp4");
+    let mut file = LongMp4::start(&path, &good, 24.0, 1, 48_000, &embedded()).unwrap();
+    file.push_sound(&Array2::zeros((1, 48_000))).unwrap();
+    file.push(good).unwrap();
+    // Whether the encoder has ended by then is chance; at the end its error is there once.
+    let failed = file.push(small).and_then(|()| file.finish()).err().expect("it fails").to_string();
+    assert!(failed.starts_with("the H.264 encoder panicked: "), "{failed}");
+    assert_eq!((file.frames(), file.encoded_frames()), (16, 8));
+    assert!(file.close().is_ok() && file.finish().is_err() && !path.exists(), "a part is not the video");
+    let part = out.path().join("part.mp4");
+    file.write_to(&part, false).unwrap();
+    assert_eq!(crate::media::probe_clip(&part, Path::new("ffmpeg")).unwrap().frames, 8);
+    assert!(file.hashes().is_ok());
 }
 
 /// The body of the first box at `path`, each element a box type.

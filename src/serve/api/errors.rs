@@ -7,6 +7,7 @@ use axum::body::Body;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
+use crate::contained::panic_message;
 use crate::serve::error::ApiError;
 
 /// The code of an answer that is an error, for the log.
@@ -41,8 +42,7 @@ pub(crate) fn internal(why: impl std::fmt::Display) -> ApiError {
 
 /// The answer where a handler panicked.
 pub(crate) fn panicked(panic: Box<dyn Any + Send + 'static>) -> Response<Body> {
-    let text = panic.downcast_ref::<String>().map(String::as_str);
-    internal(text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("a panic")).into_response()
+    internal(panic_message(&*panic)).into_response()
 }
 
 /// A route that is not there.

@@ -3,8 +3,12 @@
 use super::{Failure, PipelineError, RunError, one_line};
 use crate::runtime::RuntimeError;
 
-/// Meaning of an error for the job, and for those behind it.
+/// Meaning of an error for the job, and for those behind it. Where results are kept is logged, and not told to clients.
 pub(super) fn of(error: &PipelineError) -> RunError {
+    if matches!(error, PipelineError::Kept { .. }) {
+        tracing::error!("{}", one_line(error));
+    }
+    let error = error.cause();
     let job = |code: &str, message: String| RunError::Job(Failure::new(code, message));
     match error {
         PipelineError::NotFinite(what) => job("not_finite", format!("{what} hold values that are not finite")),
@@ -104,6 +108,16 @@ mod tests {
         }
         let error = PipelineError::Usage("a".into());
         assert!(matches!(of(&error), RunError::Job(Failure { code, .. }) if code == "internal"));
+    }
+
+    #[test]
+    fn what_is_kept_is_not_told() {
+        let kept =
+            |source| PipelineError::Kept { source: Box::new(source), what: "its latents are".into(), kept: "a".into() };
+        let error = kept(kept(PipelineError::NotFinite("the decoded samples".into())));
+        let RunError::Job(failure) = of(&error) else { panic!("{error}") };
+        let told = (failure.code.as_str(), failure.message.as_str());
+        assert_eq!(told, ("not_finite", "the decoded samples hold values that are not finite"));
     }
 
     #[test]

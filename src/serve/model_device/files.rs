@@ -3,10 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use super::super::job::Accepted;
+use super::super::store::{Variant, job_folder};
 use super::{Config, NumFrames, PipelineError};
 use crate::config::{Model, Output, Pipeline, Runtime};
 
-/// The folder of given files.
+/// The folder of given files, in that of the queue.
 pub(super) struct Inputs(PathBuf);
 
 impl Inputs {
@@ -14,6 +15,12 @@ impl Inputs {
         let none = || PipelineError::Usage("serve.state: give the folder of the queue".into());
         let state = config.serve.state.as_ref().ok_or_else(none)?;
         Ok(Inputs(std::path::absolute(state).map_err(|e| PipelineError::Input(e.to_string()))?.join("inputs")))
+    }
+
+    /// The file of a job's video.
+    pub(super) fn video_of(&self, job: &Accepted) -> PathBuf {
+        let state = self.0.parent().unwrap_or(&self.0);
+        job_folder(state, &job.id).join(Variant::Video.file())
     }
 
     /// A file's place: a name has no folder.

@@ -79,6 +79,11 @@ impl ModelMade {
 }
 
 impl Made for ModelMade {
+    fn keep(&mut self, folder: &Path) {
+        self.written.path = folder.join("video.mp4");
+        self.written.keep_beside();
+    }
+
     fn write(&mut self, folder: &Path) -> Result<Produced, Failure> {
         let Finished { video, figures, .. } = self.write_all(folder).map_err(|error| failure(&error))?;
         let (frames_sha256, samples_sha256) = (video.frames_sha256.clone(), video.samples_sha256.clone());

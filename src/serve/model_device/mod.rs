@@ -27,8 +27,9 @@ use crate::pipeline::configs::bos_rule;
 use crate::pipeline::generate::sidecar;
 use crate::pipeline::loras::Loras;
 use crate::pipeline::model::Model;
-use crate::pipeline::options::RunOptions;
+use crate::pipeline::options::{KeepPlace, RunOptions};
 use crate::pipeline::preflight::{Preflight, check_given, give, inputs};
+use crate::pipeline::replaceable::Replaceable;
 use crate::pipeline::report::RunReport;
 use crate::pipeline::saved::{Every, Saving};
 use crate::pipeline::writer::Made as Written;
@@ -250,12 +251,15 @@ impl ModelDevice {
     #[allow(clippy::result_large_err)] // One a job.
     fn make(&mut self, order: &Order, work: &mut Prepared, warms: bool, watch: Watch) -> Result<Vec<Generated>, Ended> {
         let saving = self.saving(order, work)?;
+        let writes = self.session.first && !warms;
         let run = RunOptions {
             chunk: Some(work.chunk),
             saving: saving.clone(),
             encode: self.session.first.then(Mp4Options::default),
             warms,
             rows: work.rows,
+            outputs: if writes { order.jobs.iter().map(|job| self.inputs.video_of(job)).collect() } else { Vec::new() },
+            keep: KeepPlace::Beside,
             ..RunOptions::default()
         };
         let mut stopped = None;
@@ -290,8 +294,8 @@ impl ModelDevice {
             }
             let written = Written {
                 path: std::path::PathBuf::new(),
-                replace: true,
-                keeps: false,
+                replaceable: Replaceable::everything(),
+                keep: None,
                 report: RunReport::of(&generated, &runner.executor, took),
                 sidecar: Some(sidecar),
                 job,

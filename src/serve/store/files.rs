@@ -13,7 +13,7 @@ use rustix::fs::FallocateFlags;
 
 use super::folder::{Folder, TEMPORARY};
 use super::reading::{self, NEW, ORDER, RECORD, REQUEST};
-use super::{JobStore, STEPS, Stored, Usage, Variant};
+use super::{JobStore, KEPT, STEPS, Stored, Usage, Variant};
 use crate::serve::id::VideoId;
 use crate::serve::job::{Accepted, Record, State};
 use crate::{failpoint, threads};
@@ -260,7 +260,8 @@ impl JobStore for FileStore {
         // One that is removed has none.
         let Ok(folder) = self.jobs.child(id.as_str()) else { return };
         let videos = Variant::each().filter(|_| !keep_video).map(Variant::file);
-        for name in [STEPS, ORDER].into_iter().chain(videos) {
+        let kept = KEPT.into_iter().filter(|_| keep_video);
+        for name in [STEPS, ORDER].into_iter().chain(videos).chain(kept) {
             if let Err(error) = folder.unlink(name) {
                 tracing::warn!(%id, "{name} stays: {error}");
             }
@@ -286,8 +287,13 @@ impl JobStore for FileStore {
     }
 
     fn folder(&self, id: &VideoId) -> PathBuf {
-        self.path.join("jobs").join(id.as_str())
+        job_folder(&self.path, id)
     }
+}
+
+/// Folder of a job's files in a store's folder.
+pub(crate) fn job_folder(state: &Path, id: &VideoId) -> PathBuf {
+    state.join("jobs").join(id.as_str())
 }
 
 /// Writes the format of a new store, and refuses that of another release.
