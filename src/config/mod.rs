@@ -20,6 +20,7 @@ mod other_names;
 mod over;
 mod paths;
 mod pipeline;
+mod preset_request;
 pub mod presets;
 mod references;
 mod schema;

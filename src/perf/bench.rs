@@ -15,7 +15,7 @@ use clap::builder::PossibleValue;
 use super::bench_report::{BenchReport, HostDevice, OutputCheck, ProgramInfo, ProgramTiming};
 use super::synthetic::{SyntheticInputs, normal};
 use crate::analysis::{self, Chip, Module};
-use crate::config::{Config, Job};
+use crate::config::{Config, Job, Sidecar};
 use crate::models::diffusion_decoder::noise_shape;
 use crate::models::pixels::Pixels;
 use crate::models::upsampler::Upsampling;
@@ -98,6 +98,7 @@ pub(crate) struct BenchOptions {
 pub(crate) fn bench(
     config: &Config,
     job: &Job,
+    sidecar: Option<&Sidecar>,
     options: &BenchOptions,
     group: Option<&Arc<Group>>,
 ) -> Result<BenchReport> {
@@ -105,7 +106,7 @@ pub(crate) fn bench(
         let options = GenerateOptions { jobs: vec![job.clone()], ..GenerateOptions::default() };
         processes::compare(group, config, &options)?;
     }
-    let Preflight { model, requests, .. } = Preflight::of(config, std::slice::from_ref(job))?;
+    let Preflight { model, requests, .. } = Preflight::of(config, std::slice::from_ref(job), sidecar)?;
     let no_request = || PipelineError::Bug("a job has no request".into());
     let request = requests.into_iter().next().ok_or_else(no_request)?;
     if request.dfr.is_some() {

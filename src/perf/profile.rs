@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::synthetic::{Denoising, SyntheticInputs};
 use crate::analysis::{Comparison, Module, Trace, XSpace};
-use crate::config::{Config, Job};
+use crate::config::{Config, Job, Sidecar};
 use crate::media::write_atomically;
 use crate::pipeline::executor::Executor;
 use crate::pipeline::options::GenerateOptions;
@@ -52,15 +52,15 @@ pub(crate) struct Profile {
 pub(crate) fn profile(
     config: &Config,
     job: &Job,
-    steps: usize,
-    folder: &Path,
+    sidecar: Option<&Sidecar>,
+    (steps, folder): (usize, &Path),
     group: Option<&Arc<Group>>,
 ) -> Result<Profile> {
     if let Some(group) = group {
         let options = GenerateOptions { jobs: vec![job.clone()], ..GenerateOptions::default() };
         processes::compare(group, config, &options)?;
     }
-    let Preflight { model, requests, .. } = Preflight::of(config, std::slice::from_ref(job))?;
+    let Preflight { model, requests, .. } = Preflight::of(config, std::slice::from_ref(job), sidecar)?;
     let mut session = Session::start_traceable(config, model, group)?;
     let runner = &mut session.runner;
     let plugin = runner.executor.engine().client().plugin().clone();

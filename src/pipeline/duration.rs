@@ -49,6 +49,7 @@ fn frames_of(config: &Config, jobs: &[Job]) -> Result<Frames> {
     let (origin, _) = origin::of_run(config)?;
     if origin.has(Component::DurationHead) {
         let configs = ModelConfigs::from(origin).for_run(config);
+        configs.check_duration_head()?;
         let grid = if config.reference == Reference::Diffusers { Grid::Diffusers } else { Grid::Official };
         let step = configs.sizes()?.video_grid.temporal_compression * if config.doubles_frames() { 2 } else { 1 };
         let [least, most] = [0.0, f64::MAX].map(|seconds| frames(seconds, config.request.frame_rate, step, grid));

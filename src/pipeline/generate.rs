@@ -21,6 +21,7 @@ use super::options::{GenerateOptions, RunOptions};
 use super::outputs;
 use super::preflight::{Preflight, preflight};
 use super::processes;
+use super::recorded::warn_of_versions;
 use super::report::RunReport;
 use super::runner::Runner;
 use super::saved::{Every, Saving};
@@ -73,6 +74,11 @@ pub fn generate(
     let Preflight { model, requests, inputs } = verified;
     let mut started = Instant::now();
     let mut session = Session::start(config, model, group)?;
+    if let Some(sidecar) = options.sidecar.as_ref().filter(|_| session.first) {
+        // The program's own version is compared before.
+        let plugin = json!({"pjrt": session.versions["pjrt"], "platform": session.versions["platform"]});
+        warn_of_versions(sidecar, &plugin);
+    }
     session.runner.executor.on_load(observer.on_load());
     session.plan(options.dump.is_some(), group)?;
     let (config, first) = (&session.config.clone(), session.first);
