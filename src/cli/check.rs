@@ -152,14 +152,14 @@ impl Args {
         let PlacementArgs { platform, chip, .. } = &self.placement;
         let why = match (platform, chip, &self.target) {
             (_, Some(chip), None) => {
-                format!("--chip {chip}: it predicts times on --target's devices; give --target too")
+                format!("--chip {chip}: it predicts times on --target's devices; give --target too, or remove it")
             }
             (Some(platform), _, Some(target)) if !self.names_config() => {
-                format!("--platform {platform}: --target {target} names the devices")
+                format!("--platform {platform}: --target {target} names the devices; remove one")
             }
             _ => return Ok(()),
         };
-        Err(UsageError(format!("{why}, or remove it")))
+        Err(UsageError(why))
     }
 
     /// The configuration with this command's model.

@@ -45,6 +45,7 @@ mod tiling;
 mod time_line;
 mod tune;
 mod upsampling;
+mod verdicts;
 mod verify;
 mod watchdog;
 mod why;
