@@ -314,7 +314,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         let size = bytes as f64 / 1e9;
         let mut lines = vec![format!("{}: LTX-{version}, {size:.2} GB of weights", source.path().display())];
         lines.extend(findings.iter().flat_map(|(part, finding)| lines_of(*part, finding)));
-        lines.extend(pipelines.iter().map(line_of_pipeline));
+        lines.extend(pipelines.iter().map(|(pipeline, verdict)| line_of_pipeline(*pipeline, verdict)));
         if !upsamplings.is_empty() {
             lines.push(format!("two_stage.upsample: {}", upsamplings.join(", ")));
         }
@@ -367,7 +367,7 @@ fn examine(source: &Arc<ModelSource>, configs: &ModelConfigs, part: Component) -
     }
 }
 
-fn line_of_pipeline((pipeline, verdict): &(Pipeline, Verdict)) -> String {
+fn line_of_pipeline(pipeline: Pipeline, verdict: &Verdict) -> String {
     let name = pipeline.name();
     match (verdict.fault(), pipeline.needed_flags()) {
         (Some(fault), _) => format!("{name}: {fault}"),

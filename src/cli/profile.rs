@@ -73,7 +73,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         } else {
             log::only_warnings();
         }
-        let profile = profile(config, &job, loaded.sidecar(), (steps, folder), group)?;
+        let profile = profile(config, &job, loaded.sidecar(), steps, folder, group)?;
         if !first {
             return Ok(());
         }

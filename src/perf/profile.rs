@@ -53,7 +53,8 @@ pub(crate) fn profile(
     config: &Config,
     job: &Job,
     sidecar: Option<&Sidecar>,
-    (steps, folder): (usize, &Path),
+    steps: usize,
+    folder: &Path,
     group: Option<&Arc<Group>>,
 ) -> Result<Profile> {
     if let Some(group) = group {

@@ -20,15 +20,16 @@ impl ModelConfigs {
         let parts = Av { video: (Component::Vae, "in_channels"), audio: (Component::AudioVae, "audio_in_channels") };
         for (((part, key), own), wanted) in parts.into_iter().zip(of_latents).zip(of_transformer) {
             if own != wanted {
-                let own = format!("a token of its latents has {own} channels");
-                return Err(self.unfit(part, &own, (Component::Transformer, &format!("{key} is {wanted}"))));
+                let (own, wanted) =
+                    (format!("a token of its latents has {own} channels"), format!("{key} is {wanted}"));
+                return Err(self.unfit(part, &own, Component::Transformer, &wanted));
             }
         }
         if self.decodes_by_diffusion()? {
             let (own, wanted) = (self.diffusion_decoder()?.latent_channels, vae.latent_channels);
             if own != wanted {
                 let (own, wanted) = (format!("latent_channels is {own}"), format!("latent_channels is {wanted}"));
-                return Err(self.unfit(Component::DiffusionDecoder, &own, (Component::Vae, &wanted)));
+                return Err(self.unfit(Component::DiffusionDecoder, &own, Component::Vae, &wanted));
             }
         }
         Ok(())
@@ -45,11 +46,11 @@ impl ModelConfigs {
         }
         let own = format!("it reads text of {} and {} channels", own.video, own.audio);
         let wanted = format!("the connectors make {} and {}", wanted.video, wanted.audio);
-        Err(self.unfit(Component::DurationHead, &own, (Component::Connectors, &wanted)))
+        Err(self.unfit(Component::DurationHead, &own, Component::Connectors, &wanted))
     }
 
     /// Error of a component that does not fit another one.
-    fn unfit(&self, part: Component, own: &str, (other, wanted): (Component, &str)) -> PipelineError {
+    fn unfit(&self, part: Component, own: &str, other: Component, wanted: &str) -> PipelineError {
         let [place, other] = [part, other].map(|part| self.origin().config_place(part));
         let (place, other, name) = (place.display(), other.display(), part.folder());
         PipelineError::Input(format!("{place}: {own}, and in {other} {wanted}; give the {name} of the same model"))
