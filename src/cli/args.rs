@@ -6,9 +6,24 @@ use serde_json::{Value, json};
 
 use super::UsageError;
 pub(super) use super::model_args::{ComponentArgs, ModelArgs, files, word};
-use crate::config::{CliOverrides, Config, ConfigError, Dtype, ExtendAt, Job, Kept, Loaded, Reference, load};
+use crate::config::{CliOverrides, ConfigError, Dtype, ExtendAt, Job, Kept, Loaded, Reference, load};
 use crate::models::upsampler::Upsampling;
 use crate::tune::{Options, default_jobs};
+
+/// Flag of commands that may repeat a sidecar.
+#[derive(clap::Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Configuration")]
+pub(crate) struct RerunArgs {
+    /// Warns instead of failing where the input files or the model of a sidecar (-c OUT.json) have changed
+    #[arg(long)]
+    allow_changed_inputs: bool,
+}
+
+impl RerunArgs {
+    pub(crate) fn add(&self, given: &mut CliOverrides) {
+        given.allow_changed_inputs = self.allow_changed_inputs;
+    }
+}
 
 /// Flags of a command that runs a request.
 #[derive(clap::Args, Clone, Debug, Default)]
@@ -49,9 +64,19 @@ pub(crate) fn load_run(given: &CliOverrides) -> Result<Loaded, ConfigError> {
 
 const PROMPT: &str = "a red fox in the snow";
 
-/// The first video of a configuration, to be timed.
-pub(crate) fn timed_job(config: &Config) -> anyhow::Result<Job> {
-    let job = config.jobs()?.into_iter().next().ok_or_else(|| UsageError("no prompt".into()))?;
+/// The video of a configuration that a command times; of several videos that a file asks for, the first.
+///
+/// # Errors
+/// Flags or `--set` pairs that ask for several videos, or for files of a video: none is written.
+pub(crate) fn timed_job(loaded: &Loaded) -> anyhow::Result<Job> {
+    let is_of_files = |path: &str| path.starts_with("output.") || path == "sampler.progress_every";
+    loaded.check_read("no video is written, and no progress is shown", |path| !is_of_files(path))?;
+    let jobs = loaded.config.jobs()?;
+    if jobs.len() > 1 {
+        let is_of_several = |path: &str| matches!(path, "request.num_videos" | "request.prompts");
+        loaded.check_read("one video is timed", |path| !is_of_several(path))?;
+    }
+    let job = jobs.into_iter().next().ok_or_else(|| UsageError("no prompt".into()))?;
     Ok(if job.prompt.trim().is_empty() { Job { prompt: PROMPT.into(), ..job } } else { job })
 }
 
@@ -303,6 +328,12 @@ pub(crate) struct PlacementArgs {
 }
 
 impl PlacementArgs {
+    /// Whether any of them is given.
+    pub(crate) fn is_given(&self) -> bool {
+        let PlacementArgs { platform, dtype, layout, mesh, chip } = self;
+        dtype.is_some() || [platform, layout, mesh, chip].iter().any(|text| text.is_some())
+    }
+
     pub(crate) fn add(&self, given: &mut CliOverrides) {
         given.flag("platform", "runtime.platform", self.platform.clone());
         given.flag("dtype", "runtime.dtype", self.dtype.and_then(word));
@@ -349,9 +380,6 @@ pub(crate) struct OutputArgs {
     /// Overwrites existing files, and empties the folder of --save-frames of earlier frames
     #[arg(long)]
     pub(crate) force: bool,
-    /// Repeats a sidecar (-c OUT.json) with a warning, where its input files or the model have changed
-    #[arg(long)]
-    pub(crate) allow_changed_inputs: bool,
     /// Also writes the frames as PNG into this folder
     #[arg(long, value_name = "DIR")]
     pub(crate) save_frames: Option<String>,

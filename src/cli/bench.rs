@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use clap::ValueEnum;
 use serde_json::Value;
 
-use super::args::{RunArgs, load_run, timed_job};
+use super::args::{RerunArgs, RunArgs, load_run, timed_job};
 use super::bench_micro::{self, MicroArgs};
 use super::generate::prepare_libtpu;
 use super::{UsageError, check_json, deliver, log, tell};
@@ -34,7 +34,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     baseline: Option<PathBuf>,
     /// Tolerated slowdown of a median against the baseline's, as a fraction
-    #[arg(long, value_name = "FRACTION", default_value_t = 0.1)]
+    #[arg(long, value_name = "FRACTION", default_value_t = 0.1, requires = "baseline")]
     tolerance: f64,
     /// Timed runs per program
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
@@ -51,15 +51,19 @@ pub(crate) struct Args {
     #[command(flatten)]
     micro: MicroArgs,
     #[command(flatten)]
+    rerun: RerunArgs,
+    #[command(flatten)]
     run: RunArgs,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let mut given = args.run.given()?;
+    args.rerun.add(&mut given);
     given.flag("layers", "model.blocks", args.layers);
     let loaded = load_run(&given)?;
     let config = &loaded.config;
     if args.micro.micro {
+        args.micro.check_read(&loaded)?;
         check_json(args.json.as_deref(), args.force)?;
         return bench_micro::run(config, &args.micro, args.runs.into(), args.json.as_deref(), args.force);
     }
@@ -68,7 +72,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     }
     // Read first, so that a wrong path fails early.
     let baseline = args.baseline.as_deref().map(read).transpose()?;
-    let job = timed_job(config)?;
+    let job = timed_job(&loaded)?;
     let targets = if args.programs.is_empty() { BenchTarget::value_variants().to_vec() } else { args.programs.clone() };
     let options = BenchOptions { targets, runs: args.runs.into(), warmup: args.warmup.into() };
     prepare_libtpu(config);
@@ -79,7 +83,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         } else {
             log::only_warnings();
         }
-        let Benched { report, failed } = bench(config, &job, &options, group)?;
+        let Benched { report, failed } = bench(config, &job, loaded.sidecar(), &options, group)?;
         let delivered = if first { finish(args, &report, baseline.as_ref()) } else { Ok(()) };
         match failed {
             // Its exit code is that of a failure: the request was benchmarked up to it.

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use super::generate::prepare_libtpu;
 use super::{UsageError, check_new, deliver, print};
 use crate::analysis::{AlphaBeta, Calibration, Chip, ChipError, CollectiveKind, Measurements, Microbenchmark, fit};
-use crate::config::Config;
+use crate::config::{Config, ConfigError, Loaded};
 use crate::perf::micro::measure;
 use crate::runtime::micro;
 
@@ -15,10 +15,10 @@ use crate::runtime::micro;
 #[command(next_help_heading = "Microbenchmarks")]
 pub(crate) struct MicroArgs {
     /// Benchmarks matmuls, memory, kernel launches and collectives, without a model
-    #[arg(long, conflicts_with_all = ["baseline", "programs"])]
+    #[arg(long, conflicts_with_all = ["baseline", "programs", "layers", "warmup", "allow_changed_inputs"])]
     pub(crate) micro: bool,
     /// Earlier --json in place of measuring; repeatable, for several hosts
-    #[arg(long, value_name = "FILE", requires = "micro")]
+    #[arg(long, value_name = "FILE", requires = "micro", conflicts_with = "runs")]
     pub(crate) from: Vec<PathBuf>,
     /// Measures only these collectives: to renew a part of earlier measurements
     #[arg(long, value_name = "KIND,…", requires = "micro", conflicts_with_all = ["from", "fit"], value_delimiter = ',',
@@ -27,6 +27,19 @@ pub(crate) struct MicroArgs {
     /// Chip file whose calibration is written; a new one has the data sheet of --chip, else of the device
     #[arg(long, value_name = "FILE.toml", requires = "micro")]
     pub(crate) fit: Option<PathBuf>,
+}
+
+impl MicroArgs {
+    /// Refuses flags and `--set` pairs that change no measurement.
+    pub(crate) fn check_read(&self, loaded: &Loaded) -> Result<(), ConfigError> {
+        let places = ["runtime.", "mesh.", "layout"];
+        let (why, is_read): (_, &dyn Fn(&str) -> bool) = match (self.from.is_empty(), &self.fit) {
+            (true, _) => ("--micro runs no model", &|path| places.iter().any(|place| path.starts_with(place))),
+            (false, Some(_)) => ("--from is measured already", &|path| path == "runtime.chip_file"),
+            (false, None) => ("--from is measured already", &|_| false),
+        };
+        loaded.check_read(why, is_read)
+    }
 }
 
 pub(crate) fn run(

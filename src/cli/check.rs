@@ -4,23 +4,24 @@ use std::sync::Arc;
 
 use clap::ValueEnum;
 
-use super::args::{ComponentArgs, ConfigArgs, PlacementArgs, load_run};
+use super::args::{ComponentArgs, ConfigArgs, PlacementArgs, RerunArgs, load_run};
 use super::compile::{chip_of, target};
-use super::{one_line, print};
-use crate::config::{AUTO, Config, Pipeline, Reference};
+use super::{UsageError, one_line, print};
+use crate::config::{AUTO, Config, Loaded, Model, Pipeline, Reference};
 use crate::models::ConfigError;
 use crate::models::upsampler::Upsampling;
 use crate::pipeline::PipelineError;
 use crate::pipeline::configs::ModelConfigs;
 use crate::pipeline::layouts::{Devices, faster, ranking};
 use crate::pipeline::model::Component;
+use crate::pipeline::one_line as error_line;
 use crate::pipeline::options::GenerateOptions;
-use crate::pipeline::preflight::preflight;
+use crate::pipeline::preflight::{check_components, preflight};
 use crate::pipeline::verify::component;
 use crate::weights::{ModelSource, ValidationReport, Version};
 
-/// Lists a model's components, missing and mis-shaped tensors, and what each pipeline needs, from headers alone. With -c or
-/// --set, also verifies that request as a run would.
+/// Lists a model's components, missing and mis-shaped tensors, and what each pipeline needs, from headers alone. With -c, --set
+/// or a flag of placement, also verifies that request as a run would.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     /// Model: diffusers folder, single file, or org/name in the local Hugging Face cache.
@@ -37,6 +38,8 @@ pub(crate) struct Args {
     placement: PlacementArgs,
     #[command(flatten)]
     config: ConfigArgs,
+    #[command(flatten)]
+    rerun: RerunArgs,
 }
 
 enum Finding {
@@ -57,10 +60,40 @@ struct Newest {
     diffusion: bool,
     /// Whether the decoder that `model.decoder: auto` selects is usable, for Lightricks' reference and for diffusers'.
     usable: [bool; 2],
-    /// Components that `--num-frames auto` lacks.
-    duration: Vec<&'static str>,
-    /// Components that rounds of DFR lack.
-    rounds: Vec<&'static str>,
+    /// Whether `--num-frames auto` runs.
+    duration: Verdict,
+    /// Whether rounds of DFR run.
+    rounds: Verdict,
+}
+
+/// Whether a request runs on a model.
+struct Verdict {
+    /// Components that are absent or unusable.
+    missing: Vec<&'static str>,
+    /// Why components that are present cannot run it.
+    error: Option<String>,
+}
+
+impl Verdict {
+    fn is_ready(&self) -> bool {
+        self.missing.is_empty() && self.error.is_none()
+    }
+
+    fn json(&self) -> serde_json::Value {
+        let mut json = serde_json::json!({"ready": self.is_ready(), "missing": self.missing});
+        if let Some(error) = &self.error {
+            json["error"] = error[..].into();
+        }
+        json
+    }
+
+    /// What keeps the request from running; `None`: nothing.
+    fn fault(&self) -> Option<String> {
+        match self.missing.is_empty() {
+            true => self.error.clone(),
+            false => Some(format!("needs {}", self.missing.join(", "))),
+        }
+    }
 }
 
 impl Newest {
@@ -87,17 +120,14 @@ impl Newest {
             (Some("diffusion"), false) => "; diffusion_decoder is unusable: repair it",
             _ => "",
         };
-        let frames = match self.duration.is_empty() {
-            true => "ready".to_string(),
-            false if self.duration == [Component::DurationHead.folder()] => {
-                "needs duration_head; by reference: diffusers it is 121 frames".to_string()
+        let frames = match self.duration.fault() {
+            None => "ready".to_string(),
+            Some(fault) if self.duration.missing == [Component::DurationHead.folder()] => {
+                format!("{fault}; by reference: diffusers it is 121 frames")
             }
-            false => format!("needs {}", self.duration.join(", ")),
+            Some(fault) => fault,
         };
-        let rounds = match self.rounds.is_empty() {
-            true => "ready".to_string(),
-            false => format!("needs {}", self.rounds.join(", ")),
-        };
+        let rounds = self.rounds.fault().unwrap_or_else(|| "ready".into());
         [
             format!("model.decoder auto: {decoder}{unusable}"),
             format!("--num-frames auto: {frames}"),
@@ -107,33 +137,56 @@ impl Newest {
 }
 
 impl Args {
-    /// Whether a configuration is named, so that its request is verified too.
-    fn names_request(&self) -> bool {
+    fn names_config(&self) -> bool {
         !self.config.config.is_empty() || !self.config.set.is_empty()
     }
 
+    /// Whether a configuration or its placement is named, so that its request is verified too. The placement of --target alone is
+    /// that of the layouts.
+    fn names_request(&self) -> bool {
+        self.names_config() || self.target.is_none() && self.placement.is_given()
+    }
+
+    /// Refuses flags that change nothing.
+    fn check_effect(&self) -> Result<(), UsageError> {
+        let PlacementArgs { platform, chip, .. } = &self.placement;
+        let why = match (platform, chip, &self.target) {
+            (_, Some(chip), None) => {
+                format!("--chip {chip}: it predicts times on --target's devices; give --target too, or remove it")
+            }
+            (Some(platform), _, Some(target)) if !self.names_config() => {
+                format!("--platform {platform}: --target {target} names the devices; remove one")
+            }
+            _ => return Ok(()),
+        };
+        Err(UsageError(why))
+    }
+
     /// The configuration with this command's model.
-    fn loaded(&self) -> anyhow::Result<Config> {
+    fn loaded(&self) -> anyhow::Result<Loaded> {
         let mut given = self.config.given();
         self.placement.add(&mut given);
+        self.rerun.add(&mut given);
         given.flag("model", "model.path", Some(self.model.clone()));
         self.components.add(&mut given);
-        Ok(load_run(&given)?.config)
+        Ok(load_run(&given)?)
     }
 }
 
 /// Findings of every component, and which of them a run lacks.
 struct Survey<'a> {
     source: &'a Arc<ModelSource>,
+    /// Its section of a configuration.
+    model: Model,
     configs: ModelConfigs,
     findings: Vec<(Component, Finding)>,
 }
 
 impl<'a> Survey<'a> {
-    fn new(source: &'a Arc<ModelSource>) -> Self {
+    fn new(source: &'a Arc<ModelSource>, model: Model) -> Self {
         let configs = ModelConfigs::of(source);
         let findings = Component::ALL.into_iter().map(|p| (p, examine(source, &configs, p))).collect();
-        Survey { source, configs, findings }
+        Survey { source, model, configs, findings }
     }
 
     /// Whether a component is present and usable.
@@ -157,6 +210,20 @@ impl<'a> Survey<'a> {
         absent.into_iter().map(Component::folder).chain(unmarked.then_some("a transformer of LTX-2.5")).collect()
     }
 
+    /// The request that a pipeline's preset makes of the model, whose generation may not be known.
+    fn request(&self, pipeline: Pipeline) -> Config {
+        let version = self.source.version().ok();
+        let preset = version.and_then(|version| Config::of_preset(pipeline, version, self.model.clone()).ok());
+        preset.unwrap_or_else(|| Config { pipeline, ..Config::default() })
+    }
+
+    /// Whether the model's components are there and run `config`, whose given files are not opened.
+    fn verdict(&self, config: &Config) -> Verdict {
+        let missing = self.missing(config);
+        let error = if missing.is_empty() { check_components(config).err() } else { None };
+        Verdict { missing, error: error.map(|error| error_line(&error)) }
+    }
+
     fn newest(&self) -> Newest {
         let present =
             |part| !matches!(self.findings.iter().find(|(p, _)| *p == part), Some((_, Finding::Absent)) | None);
@@ -165,46 +232,51 @@ impl<'a> Survey<'a> {
             !parts.contains(&Component::DiffusionDecoder) || self.good(Component::DiffusionDecoder)
         };
         let duration = [Component::TextEncoder, Component::Tokenizer, Component::Connectors, Component::DurationHead];
-        let duration = duration.into_iter().filter(|part| !self.good(*part)).map(Component::folder).collect();
-        let mut rounds = Config { pipeline: Pipeline::Dfr, ..Config::default() };
+        let missing: Vec<&str> = duration.into_iter().filter(|part| !self.good(*part)).map(Component::folder).collect();
+        let error = if missing.is_empty() { self.configs.check_duration_head().err() } else { None };
+        let duration = Verdict { missing, error: error.map(|error| error_line(&error)) };
+        let mut rounds = self.request(Pipeline::Dfr);
         rounds.dfr.temporal_rounds = 1;
         Newest {
             convolution: present(Component::Vae) && self.configs.has_video_decoder().unwrap_or(false),
             diffusion: present(Component::DiffusionDecoder),
             usable: [Reference::Official, Reference::Diffusers].map(decodes),
             duration,
-            rounds: self.missing(&rounds),
+            rounds: self.verdict(&rounds),
         }
     }
 }
 
 /// Verdict on one request: whether `generate` would run it on this model.
 fn verify(args: &Args) -> anyhow::Result<()> {
-    let mut config = args.loaded()?;
+    let loaded = args.loaded()?;
+    let mut config = loaded.config.clone();
     // A model is verified for a request of any prompt.
     if config.request.prompts.is_none() {
         config.request.prompt.get_or_insert_default();
     }
-    let options = GenerateOptions { jobs: config.jobs()?, ..GenerateOptions::default() };
+    let sidecar = loaded.sidecar().cloned();
+    let options = GenerateOptions { jobs: config.jobs()?, sidecar, ..GenerateOptions::default() };
     preflight(&config, &options)?;
     Ok(())
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    args.check_effect()?;
     let source = Arc::new(ModelSource::open(&args.model, &args.components.overrides())?);
     source.refuse_unread()?;
-    let survey = Survey::new(&source);
+    let survey = Survey::new(&source, Model { path: args.model.clone(), ..args.components.model() });
     let (findings, configs) = (&survey.findings, &survey.configs);
     let version = source.version().map_or_else(|_| "unknown".to_string(), |v| v.to_string());
     let newest = survey.is_2_5().then(|| survey.newest());
     let good = |part| survey.good(part);
-    let missing = |pipeline: Pipeline| survey.missing(&Config { pipeline, ..Config::default() });
     let request = args.names_request().then(|| verify(args));
     let upsamplers = [Component::LatentUpsampler, Component::TemporalUpsampler].into_iter().filter(|part| good(*part));
     let upsamplings = upsamplers.filter_map(|part| configs.upsampling(part).ok().flatten().map(Upsampling::name));
     let upsamplings: Vec<&str> = upsamplings.collect();
-    let pipelines = || Pipeline::value_variants().iter().map(|pipeline| (*pipeline, missing(*pipeline)));
-    let missing = missing(Pipeline::TextToVideo);
+    let verdict = |pipeline: &Pipeline| (*pipeline, survey.verdict(&survey.request(*pipeline)));
+    let pipelines: Vec<(Pipeline, Verdict)> = Pipeline::value_variants().iter().map(verdict).collect();
+    let (_, plain) = verdict(&Pipeline::TextToVideo);
     let layouts = args.target.as_deref().map(|name| layouts(args, name)).transpose()?;
     // What cannot be opened is among the findings.
     let unverified = source.unverified().unwrap_or_else(|_| Vec::new());
@@ -212,25 +284,23 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if args.json {
         let parts: serde_json::Map<String, serde_json::Value> =
             findings.iter().map(|(p, f)| (p.folder().to_string(), describe(f))).collect();
-        let state = |missing: &[&str]| serde_json::json!({"ready": missing.is_empty(), "missing": missing});
-        let with = |pipeline: Pipeline, missing: &[&str]| {
-            let mut own = state(missing);
+        let with = |(pipeline, verdict): &(Pipeline, Verdict)| {
+            let mut own = verdict.json();
             if let flags @ [_, ..] = pipeline.needed_flags() {
                 own["with"] = flags.into();
             }
-            own
+            (pipeline.name().to_string(), own)
         };
-        let pipelines: serde_json::Map<String, serde_json::Value> =
-            pipelines().map(|(own, missing)| (own.name().to_string(), with(own, &missing))).collect();
+        let pipelines: serde_json::Map<String, serde_json::Value> = pipelines.iter().map(with).collect();
         let mut all = serde_json::json!({
             "model": source.path(), "version": version, "parts": parts, "weight_bytes": bytes,
-            "text_to_video": state(&missing), "pipelines": pipelines, "upsample": upsamplings, "unverified": unverified,
+            "text_to_video": plain.json(), "pipelines": pipelines, "upsample": upsamplings, "unverified": unverified,
         });
         if let Some(newest) = &newest {
             let [official, diffusers] = [true, false].map(|official| newest.decoder(official));
             all["decoder_auto"] = serde_json::json!({"official": official, "diffusers": diffusers});
-            all["num_frames_auto"] = state(&newest.duration);
-            all["temporal_rounds"] = state(&newest.rounds);
+            all["num_frames_auto"] = newest.duration.json();
+            all["temporal_rounds"] = newest.rounds.json();
         }
         if let Some(verdict) = &request {
             let error = verdict.as_ref().err().map(one_line);
@@ -244,7 +314,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         let size = bytes as f64 / 1e9;
         let mut lines = vec![format!("{}: LTX-{version}, {size:.2} GB of weights", source.path().display())];
         lines.extend(findings.iter().flat_map(|(part, finding)| lines_of(*part, finding)));
-        lines.extend(pipelines().map(|(own, missing)| line_of_pipeline(own, &missing)));
+        lines.extend(pipelines.iter().map(|(pipeline, verdict)| line_of_pipeline(*pipeline, verdict)));
         if !upsamplings.is_empty() {
             lines.push(format!("two_stage.upsample: {}", upsamplings.join(", ")));
         }
@@ -257,8 +327,12 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if let Some(verdict) = request {
         return verdict;
     }
-    anyhow::ensure!(missing.is_empty(), "{}: not complete: {}", source.path().display(), missing.join(", "));
-    Ok(())
+    let (place, missing) = (source.path().display(), &plain.missing);
+    anyhow::ensure!(missing.is_empty(), "{place}: not complete: {}", missing.join(", "));
+    match plain.error {
+        Some(error) => anyhow::bail!("{place}: text_to_video does not run by its preset: {error}"),
+        None => Ok(()),
+    }
 }
 
 /// Choice of `layout: auto` on a target, and a layout that is faster than the configuration's.
@@ -268,7 +342,7 @@ struct Layouts {
 }
 
 fn layouts(args: &Args, name: &str) -> anyhow::Result<Layouts> {
-    let config = args.loaded()?;
+    let config = args.loaded()?.config;
     let target = target(name, chip_of(&config)?.as_ref())?;
     let (toolchain, count, capacity) = target.described();
     let chip = target.chip();
@@ -293,11 +367,12 @@ fn examine(source: &Arc<ModelSource>, configs: &ModelConfigs, part: Component) -
     }
 }
 
-fn line_of_pipeline(own: Pipeline, missing: &[&str]) -> String {
-    match (missing.is_empty(), own.needed_flags()) {
-        (true, []) => format!("{}: ready", own.name()),
-        (true, flags) => format!("{}: ready, with {}", own.name(), flags.join(" and ")),
-        (false, _) => format!("{}: needs {}", own.name(), missing.join(", ")),
+fn line_of_pipeline(pipeline: Pipeline, verdict: &Verdict) -> String {
+    let name = pipeline.name();
+    match (verdict.fault(), pipeline.needed_flags()) {
+        (Some(fault), _) => format!("{name}: {fault}"),
+        (None, []) => format!("{name}: ready"),
+        (None, flags) => format!("{name}: ready, with {}", flags.join(" and ")),
     }
 }
 

@@ -4,7 +4,7 @@ use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::args::{OutputArgs, RunArgs, load_run};
+use super::args::{OutputArgs, RerunArgs, RunArgs, load_run};
 use super::plan::Plan;
 use super::progress::Progress;
 use super::{UsageError, log, print, tell};
@@ -32,6 +32,8 @@ pub(crate) struct Args {
     #[command(flatten)]
     run: RunArgs,
     #[command(flatten)]
+    rerun: RerunArgs,
+    #[command(flatten)]
     output: OutputArgs,
 }
 
@@ -39,6 +41,7 @@ impl Args {
     /// The configuration that files and flags make together.
     pub(crate) fn load(&self) -> anyhow::Result<Loaded> {
         let mut given = self.run.given()?;
+        self.rerun.add(&mut given);
         self.output.add(&mut given);
         Ok(load_run(&given)?)
     }
@@ -151,7 +154,6 @@ fn options(loaded: &Loaded, output: &OutputArgs, group: Option<&Arc<Group>>) -> 
         several,
         force: output.force,
         sidecar: loaded.sidecar().cloned(),
-        allow_changed_inputs: output.allow_changed_inputs,
         dump: output.dump.clone(),
         dump_steps: output.dump_steps,
         perf_json: output.perf_json.clone(),

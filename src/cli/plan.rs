@@ -9,6 +9,7 @@ use super::compile_table::mesh_text;
 use super::one_line;
 use crate::config::{Config, Loaded, NumFrames, WeightSource, encoded_frames};
 use crate::pipeline::configs::ModelConfigs;
+use crate::pipeline::duration::least_valid;
 use crate::pipeline::options::GenerateOptions;
 use crate::pipeline::origin::Origin;
 use crate::request::{self, Chain, coordinate_grids};
@@ -29,6 +30,8 @@ pub(crate) struct Plan {
     width: usize,
     height: usize,
     num_frames: NumFrames,
+    /// Number of frames below which a prediction is no valid request, where the number is predicted and may be less.
+    least_frames: Option<usize>,
     frame_rate: f64,
     seconds: Option<f64>,
     /// Clips of a video of several, and the frames of each.
@@ -79,6 +82,7 @@ impl Plan {
             width: r.width,
             height: r.height,
             num_frames: r.num_frames,
+            least_frames: verified.as_ref().ok().and_then(|()| least_valid(config, &options.jobs).ok().flatten()),
             frame_rate: r.frame_rate,
             seconds: count.map(|count| count as f64 / r.frame_rate),
             video_latents: video.map_or([0; 3], |v| [v.frames, v.height, v.width]),
@@ -145,6 +149,9 @@ impl fmt::Display for Plan {
                 )?;
             }
             None => writeln!(f, "as many frames at {} a second as the prompt's duration is", self.frame_rate)?,
+        }
+        if let Some(least) = self.least_frames {
+            writeln!(f, "           valid only if at least {least} frames are predicted")?;
         }
         if self.reference_tokens > 0 {
             writeln!(f, "references {} tokens behind the first stage's video", self.reference_tokens)?;

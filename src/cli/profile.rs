@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::json;
 
-use super::args::{RunArgs, load_run, timed_job};
+use super::args::{RerunArgs, RunArgs, load_run, timed_job};
 use super::compile::chip_of;
 use super::generate::prepare_libtpu;
 use super::{UsageError, check_json, check_new, deliver, log};
@@ -31,7 +31,7 @@ pub(crate) struct Args {
     #[arg(short, long, value_name = "DIR", required_unless_present = "read")]
     output: Option<PathBuf>,
     /// Existing trace of any program, to summarize
-    #[arg(long, value_name = "FILE.xplane.pb", conflicts_with = "output")]
+    #[arg(long, value_name = "FILE.xplane.pb", conflicts_with_all = ["output", "allow_changed_inputs"])]
     read: Option<PathBuf>,
     /// Second file for the summary; `-` for stdout, in place of the tables
     #[arg(long, value_name = "FILE")]
@@ -40,22 +40,33 @@ pub(crate) struct Args {
     #[arg(long)]
     force: bool,
     #[command(flatten)]
+    rerun: RerunArgs,
+    #[command(flatten)]
     run: RunArgs,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if let Some(path) = &args.read {
         check_json(args.json.as_deref(), args.force)?;
-        let chip = chip_of(&load(&args.run.given()?)?.config)?;
+        let mut given = args.run.clone();
+        // The number of traced steps.
+        given.request.steps = None;
+        let mut given = given.given()?;
+        args.rerun.add(&mut given);
+        let loaded = load(&given)?;
+        loaded.check_read("--read runs nothing", |path| path == "runtime.chip_file")?;
+        let chip = chip_of(&loaded.config)?;
         return read(args, path, chip.as_ref());
     }
     let folder = args.output.as_deref().ok_or_else(|| UsageError("no --output DIR".into()))?;
     // --steps is the number of traced steps; the configuration has the number of all.
     let mut given = args.run.clone();
     let steps = given.request.steps.take().unwrap_or(STEPS) as usize;
-    let loaded = load_run(&given.given()?)?;
+    let mut given = given.given()?;
+    args.rerun.add(&mut given);
+    let loaded = load_run(&given)?;
     let config = &loaded.config;
-    let job = timed_job(config)?;
+    let job = timed_job(&loaded)?;
     let summary = folder.join(SUMMARY);
     prepare_libtpu(config);
     together(config, |group| {
@@ -66,7 +77,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         } else {
             log::only_warnings();
         }
-        let profile = profile(config, &job, steps, folder, group)?;
+        let profile = profile(config, &job, loaded.sidecar(), steps, folder, group)?;
         if !first {
             return Ok(());
         }

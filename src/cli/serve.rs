@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::args::{ConfigArgs, ModelArgs, PlacementArgs, ProcessArgs, word};
+use super::args::{ConfigArgs, ModelArgs, PlacementArgs, ProcessArgs, RerunArgs, word};
 use super::generate::prepare_libtpu;
 use super::{Ended, UsageError, log, print, tell};
 use crate::config::{CliOverrides, Drain, Loaded, LogFormat, load};
@@ -47,6 +47,8 @@ pub(crate) struct Args {
     processes: ProcessArgs,
     #[command(flatten)]
     config: ConfigArgs,
+    #[command(flatten)]
+    rerun: RerunArgs,
     /// Prints the merged YAML with the origin of each value, then exits
     #[arg(long)]
     print_config: bool,
@@ -171,6 +173,7 @@ impl Args {
         self.model.add(&mut given);
         self.placement.add(&mut given);
         self.processes.add(&mut given);
+        self.rerun.add(&mut given);
         let loaded = load(&given)?;
         loaded.check_server_effect()?;
         Ok(loaded)
@@ -255,7 +258,7 @@ fn serve(loaded: Loaded, group: Option<Arc<Group>>) -> anyhow::Result<()> {
     let signals = Signals::listen()?;
     let options = Options { key: std::env::var(KEY_VARIABLE).ok(), ..Options::default() };
     let (insecure, form) = (loaded.config.serve.insecure, loaded.config.serve.log_format);
-    let factory = factory_together(loaded.config.clone(), group);
+    let factory = factory_together(loaded.config.clone(), loaded.sidecar().cloned(), group);
     let server = Server::start(loaded, options, Box::new(factory)).map_err(usage)?;
     let keys = match (server.keys(), insecure) {
         (0, true) if !server.address().ip().is_loopback() => "no key: anyone may use it".into(),

@@ -4,7 +4,7 @@
 
 use super::effect_facts::{Facts, Stream};
 use super::pipeline::Pipeline;
-use super::schema::{WeightSource, WeightType};
+use super::schema::{Bos, Reference, WeightSource, WeightType};
 use crate::media::ImageH264;
 use crate::models::upsampler::Upsampling;
 use crate::pjrt::discover::Platform;
@@ -88,6 +88,10 @@ pub(super) const RULES: &[Rule] = &[
     request(&["request.reference_videos"], |f, _| f.config.pipeline.references_fault(1).map(String::from)),
     request(&["request.audio"], |f, _| f.config.pipeline.audio_fault(true).map(String::from)),
     request(&["request.chain"], |f, _| f.unused_chain()),
+    flags(&["text.bos"], |f, _| {
+        let forced = f.config.text.bos == Bos::Always && f.config.reference == Reference::Official;
+        f.unless(!forced, "prompts always begin with BOS where reference is official; remove it")
+    }),
     // Sampling.
     request(&["sampler.eta", "sampler.gamma", "sampler.noise_seed"], |f, key| f.unused_setting(key)),
     request(&["sampler.step_noise"], |f, _| f.unused_step_noise()),

@@ -117,14 +117,20 @@ impl Facts<'_> {
             return self.by_pipeline("makes one clip");
         }
         let (chain, frames) = (self.config.request.chain.as_ref()?, self.config.request.num_frames.count()?);
+        if frames <= chain.clip {
+            return Some(format!(
+                "{frames} frames are one clip, which has up to {}; remove it, or make a longer video or shorter clips \
+                 (request.chain.clip)",
+                chain.clip
+            ));
+        }
         let step = chain.clip.saturating_sub(chain.overlap).max(1);
         let clips = 1 + frames.saturating_sub(chain.clip).div_ceil(step);
         let own = chain.prompts.len();
         (own >= clips).then(|| {
             format!(
-                "there are {own} prompts for the clips after the first, and {frames} frames make {clips} {}; remove {} of \
+                "there are {own} prompts for the clips after the first, and {frames} frames make {clips} clips; remove {} of \
                  request.chain.prompts, or make a longer video",
-                if clips == 1 { "clip" } else { "clips" },
                 own + 1 - clips
             )
         })

@@ -46,6 +46,23 @@ impl Loaded {
         self.first_fault(|_| true, &is_written)
     }
 
+    /// Refuses flags and `--set` pairs of keys that a command does not read, for the reason `why`.
+    ///
+    /// # Errors
+    /// The first such value, with its key and where it was written.
+    pub(crate) fn check_read(&self, why: &str, is_read: impl Fn(&str) -> bool) -> Result<(), ConfigError> {
+        let mut leaves = Vec::new();
+        self.tree.leaves(String::new(), &mut leaves);
+        let is_written = |origin: &ValueOrigin| matches!(origin, ValueOrigin::Set | ValueOrigin::Flag(_));
+        match leaves.into_iter().find(|(path, origin)| is_written(origin) && !is_read(path)) {
+            None => Ok(()),
+            Some((path, origin)) => {
+                let value = self.tree.get(&path).map_or(String::new(), |tree| shown(&tree.to_value()));
+                Err(ConfigError::Flag(format!("{path} = {value} ({origin}): {why}; remove it")))
+            }
+        }
+    }
+
     /// The same of the fields of a request to the server, of those that `is_written` names.
     pub(crate) fn check_request_effect(&self, is_written: impl Fn(&str) -> bool) -> Result<(), ConfigError> {
         self.first_fault(|_| true, &|origin, _, _| matches!(origin, ValueOrigin::Field(name) if is_written(name)))
@@ -112,7 +129,8 @@ impl Loaded {
             // An empty map has no line of its own.
             let is_base = matches!(self.below.get(key), Some(Tree::Map(_)));
             let top = matches!(self.layers.last().and_then(|layer| layer.get(key)), Some(Tree::Map(_)));
-            let origins = [ValueOrigin::Set, ValueOrigin::Field("ltx2".into())];
+            let flag = self.sections.iter().find(|(path, _)| *path == key).map(|(_, flag)| ValueOrigin::Flag(flag));
+            let origins = flag.into_iter().chain([ValueOrigin::Set, ValueOrigin::Field("ltx2".into())]);
             return origins.into_iter().find(|origin| top && !is_base && written(origin));
         }
         let by_reference = |value: &Value| {
@@ -208,6 +226,9 @@ mod tests {
             ("ltx2", &["conditioning.reference_downscale_factor=2"], "there is no reference video"),
             ("ltx2", &["conditioning.crf=20"], "conditioning.crf = 20 (--set): no image goes by it"),
             ("ltx2", &["request.num_frames=121", chain], "121 frames make 3 clips; remove 1"),
+            ("ltx2", &["request.chain={clip: 121}"], "121 frames are one clip, which has up to 121; remove it"),
+            ("ltx2", &["request.chain={}"], "request.chain = {} (--set): 121 frames are one clip"),
+            ("ltx2", &["text.bos=always"], "text.bos = always (--set): prompts always begin with BOS"),
             ("ltx2", &[&lora], "LoRA 1 is for stages [2], and the pipeline text_to_video has stage 1 alone"),
             ("ltx2", &["model.upsampler=up"], "model.upsampler = up (--set): no stage upsamples in space"),
             ("ltx2", &["model.weights_seed=3"], "the weights come from files; set model.weights to random"),
@@ -234,6 +255,8 @@ mod tests {
             ("ltx2_distilled", &["guidance.video.cfg=1", "request.negative_prompt=''"]),
             ("ltx2", &["reference=diffusers", "two_stage.audio=diffusers", "model.lora_merge=diffusers"]),
             ("ltx2", &["pipeline=two_stage", "model.upsampler=up", "two_stage.adain=0.5"]),
+            ("ltx2", &["reference=diffusers", "text.bos=always"]),
+            ("ltx2", &["request.chain={}", "request.num_frames=241"]),
         ] {
             assert!(effect(file, set).is_ok(), "{file} {set:?}");
         }
@@ -266,6 +289,39 @@ mod tests {
             error.starts_with("guidance.video.stg = 2.0 (flag --stg-scale): guidance.stg_blocks is empty"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn an_empty_section_of_a_flag_is_named_by_the_flag() {
+        let mut given = CliOverrides::default();
+        given.flag("chain", "request.chain", Some(json!({})));
+        let error = load(&given).expect("legal").check_effect().expect_err("one clip").to_string();
+        assert!(error.starts_with("request.chain = {} (flag --chain): 121 frames are one clip"), "{error}");
+    }
+
+    #[test]
+    fn keys_that_a_command_does_not_read_are_refused() {
+        let own = loaded("ltx2", &["request.width=512", "runtime.platform=cpu"]).expect("legal");
+        let error = own.check_read("not read", |path| path.starts_with("runtime.")).expect_err("a width").to_string();
+        assert_eq!(error, "request.width = 512 (--set): not read; remove it");
+        let own = loaded("ltx2", &["runtime.platform=cpu"]).expect("legal");
+        assert!(own.check_read("not read", |path| path.starts_with("runtime.")).is_ok(), "the file is not asked");
+    }
+
+    #[test]
+    fn an_edited_copy_of_a_shipped_file_is_the_user_s() {
+        let folder = tempfile::tempdir().expect("a folder");
+        std::fs::create_dir(folder.path().join("configs")).expect("a folder");
+        let path = folder.path().join("configs/ltx2_two_stage.yml");
+        let text = crate::config::presets::shipped_config("ltx2_two_stage").expect("shipped").1;
+        let effect = |text: &str| {
+            std::fs::write(&path, text).expect("written");
+            loaded(path.to_str().expect("UTF-8"), &["pipeline=text_to_video"]).expect("legal").check_effect()
+        };
+        assert!(effect(text).is_ok(), "the shipped file by another path");
+        let edited = format!("{text}  adain: 0.5\n");
+        let error = effect(&edited).expect_err("one stage").to_string();
+        assert!(error.contains("configs/ltx2_two_stage.yml:") && error.contains("has one stage"), "{error}");
     }
 
     #[test]

@@ -290,24 +290,37 @@ impl Config {
         self.runtime.chip_file.as_deref().map(Chip::find).transpose().map_err(|e| e.to_string())
     }
 
+    /// The mesh of the configuration, else that of its layout's file.
+    fn named_mesh(&self) -> Result<Mesh, ConfigError> {
+        let file = read_layout_source(&self.layout)?.file;
+        Ok(self.mesh.unwrap_or(file.mesh))
+    }
+
+    /// Number of devices that the mesh names; `None`: one of its axes takes the rest.
+    ///
+    /// # Errors
+    /// No such layout.
+    pub(crate) fn named_devices(&self) -> Result<Option<usize>, ConfigError> {
+        let has_rest = sizes(&self.named_mesh()?).iter().any(|(_, size)| *size == -1);
+        if has_rest { Ok(None) } else { self.virtual_devices().map(Some) }
+    }
+
     /// Devices a platform of virtual devices starts for this configuration: what the mesh names, and where it takes the
     /// rest, as many as make eight.
     ///
     /// # Errors
     /// No such layout, or a mesh that cannot be meant.
     pub(crate) fn virtual_devices(&self) -> Result<usize, ConfigError> {
-        let file = read_layout_source(&self.layout)?.file;
-        let mesh = self.mesh.as_ref().unwrap_or(&file.mesh);
-        let named: usize = sizes(mesh).iter().filter_map(|(_, s)| usize::try_from(*s).ok()).product();
-        let rest = sizes(mesh).iter().any(|(_, s)| *s == -1);
+        let mesh = self.named_mesh()?;
+        let named: usize = sizes(&mesh).iter().filter_map(|(_, s)| usize::try_from(*s).ok()).product();
+        let rest = sizes(&mesh).iter().any(|(_, s)| *s == -1);
         let slices = usize::try_from(mesh.dcn.data).unwrap_or(1);
         Ok(slices * if rest { named * (VIRTUAL_DEVICES / named.max(1)).max(1) } else { named.max(1) })
     }
 
     /// Groups of devices that the mesh is spread over, `mesh.dcn`.
     pub(crate) fn slices(&self) -> Result<usize, ConfigError> {
-        let mesh = self.mesh.map_or_else(|| Ok(read_layout_source(&self.layout)?.file.mesh), Ok)?;
-        Ok(usize::try_from(mesh.dcn.data).unwrap_or(1))
+        Ok(usize::try_from(self.named_mesh()?.dcn.data).unwrap_or(1))
     }
 
     /// The mesh and the rules for a number of devices; axes of one device are left out of both.

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use super::error::{ConfigError, ValueOrigin};
 use super::other_names::to_own_names;
+use super::overrides::CliOverrides;
 use super::pipeline::Pipeline;
 use super::schema::{Config, Mesh};
 use super::serve::Serve;
@@ -17,46 +18,6 @@ use super::{check, layout, legal, paths, presets, references, sidecar, source};
 use crate::models::presets::Preset;
 use crate::models::upsampler::Upsampling;
 use crate::weights::{ModelSource, Overrides, Version};
-
-/// A flag of the command line that writes a key.
-#[derive(Clone, Debug)]
-pub struct Flag {
-    /// Its name, without dashes.
-    pub name: &'static str,
-    /// The key it writes.
-    pub path: &'static str,
-    pub value: Value,
-    /// Gives way to `--set` of the same key: flags that write the keys of both streams at once.
-    pub yields: bool,
-}
-
-/// Configuration as the command line gives it: files, and what overrides their values.
-#[derive(Clone, Debug, Default)]
-pub struct CliOverrides {
-    /// YAML files, sidecars, or names of shipped configurations, each laid over those before it.
-    pub files: Vec<String>,
-    pub set: Vec<String>,
-    pub flags: Vec<Flag>,
-    pub seconds: Option<f64>,
-    pub mesh: Option<String>,
-}
-
-impl CliOverrides {
-    /// Adds a flag, when it was given.
-    pub fn flag(&mut self, name: &'static str, path: &'static str, value: Option<impl Into<Value>>) {
-        if let Some(value) = value {
-            self.flags.push(Flag { name, path, value: value.into(), yields: false });
-        }
-    }
-
-    /// Adds a flag that stands for several keys and gives way to `--set` of one of them.
-    pub fn shared_flag(&mut self, name: &'static str, paths: &[&'static str], value: Option<impl Into<Value>>) {
-        let value = value.map(Into::into);
-        for path in paths {
-            self.flags.extend(value.clone().map(|value| Flag { name, path, value, yields: true }));
-        }
-    }
-}
 
 /// A configuration with the origin of every value.
 #[derive(Clone, Debug)]
@@ -75,6 +36,8 @@ pub struct Loaded {
     has_sigmas: bool,
     /// The sidecar that the run repeats; of several files the last.
     sidecar: Option<Sidecar>,
+    /// Flags that write an empty section, which has no origin of its own: the key and the flag.
+    pub(super) sections: Vec<(&'static str, &'static str)>,
 }
 
 /// A number of frames by a duration.
@@ -124,8 +87,14 @@ pub fn load(given: &CliOverrides) -> Result<Loaded, ConfigError> {
     files.push(command_line(given)?);
     let length = given.seconds.map(|seconds| Length { seconds, origin: ValueOrigin::Flag("seconds") });
     let loaded = combine(files, length, None)?;
-    let sidecar = sidecar.map(|sidecar| sidecar.within(&loaded.tree));
-    Ok(Loaded { sidecar, ..loaded })
+    if given.allow_changed_inputs && sidecar.is_none() {
+        let why = "--allow-changed-inputs: no sidecar is repeated; give one (-c OUT.json), or remove it";
+        return Err(ConfigError::Flag(why.into()));
+    }
+    let allows_changes = given.allow_changed_inputs;
+    let sidecar = sidecar.map(|sidecar| Sidecar { allows_changes, ..sidecar.within(&loaded.tree) });
+    let sections = given.flags.iter().filter(|flag| flag.value == json!({})).map(|flag| (flag.path, flag.name));
+    Ok(Loaded { sidecar, sections: sections.collect(), ..loaded })
 }
 
 /// Merges layers, the lowest first, over the preset that they ask for. The model's generation is looked up where it is not known.
@@ -177,7 +146,18 @@ pub(super) fn combine(
     references::take(&mut merged, sidecar::frames(&layers))?;
     let config = check::typed(&merged)?;
     check::check(&config, &merged)?;
-    Ok(Loaded { config, tree: merged, below, preset, layers, length, version, has_sigmas, sidecar: None })
+    Ok(Loaded {
+        config,
+        tree: merged,
+        below,
+        preset,
+        layers,
+        length,
+        version,
+        has_sigmas,
+        sidecar: None,
+        sections: Vec::new(),
+    })
 }
 
 fn read(path: &Path) -> Result<String, ConfigError> {
@@ -199,13 +179,13 @@ fn version(model: &str) -> Version {
     })
 }
 
-fn defaults() -> Result<Tree, ConfigError> {
+pub(super) fn defaults() -> Result<Tree, ConfigError> {
     let value = serde_json::to_value(Config::default()).map_err(|e| ConfigError::Flag(e.to_string()))?;
     Ok(Tree::from_node(&Node::from_value(value), &|_| ValueOrigin::Default))
 }
 
 /// A preset and what it extends, the lowest first.
-fn preset_layers(name: &'static str) -> Result<Vec<Tree>, ConfigError> {
+pub(super) fn preset_layers(name: &'static str) -> Result<Vec<Tree>, ConfigError> {
     let text = presets::find(&presets::CONFIGS, name).map_or("", |(_, text)| text);
     let node = yaml::parse(text, name)?;
     validate(&node, Place::File(name))?;
@@ -307,7 +287,7 @@ pub(crate) const BY_REFERENCE: [&str; 14] = [
 
 /// diffusers makes the steps of every distilled model without noise: its pipelines give a sampler that draws no generator. So does
 /// Lightricks' in-context pipeline. A sampler that the preset has, and nobody wrote, is plain Euler there.
-fn plain_steps(merged: &mut Tree) {
+pub(super) fn plain_steps(merged: &mut Tree) {
     let is =
         |key: &str, word: &str| merged.leaf(key).filter(|(value, _)| **value == word).map(|(_, origin)| origin.clone());
     let by_reference = is("reference", "diffusers").map(|origin| ValueOrigin::Reference(Box::new(origin)));
@@ -389,7 +369,7 @@ fn set_pair(pair: &str) -> Result<(String, Value), ConfigError> {
 }
 
 /// Lays a layer over what is below, with the keys that exclude each other.
-fn lay(merged: &mut Tree, layer: Tree) -> Result<(), ConfigError> {
+pub(super) fn lay(merged: &mut Tree, layer: Tree) -> Result<(), ConfigError> {
     const PAIRS: [(&str, &str); 2] =
         [("request.prompt", "request.prompts"), ("request.negative_prompt", "request.negative_prompt_file")];
     let written = |path: &str| layer.leaf(path).filter(|(v, _)| **v != "").map(|(v, o)| (v.clone(), o.clone()));

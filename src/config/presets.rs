@@ -105,13 +105,14 @@ pub(crate) fn shipped_layout(name: &str) -> Option<(&'static str, &'static str)>
     find(&LAYOUTS, name.strip_prefix("shardings/").unwrap_or(name))
 }
 
-/// Whether a value is of a preset or a shipped configuration.
+/// Whether a value is of a preset or a shipped configuration: also one that a file has by another path, unless it was edited.
 pub(super) fn is_shipped(origin: &ValueOrigin) -> bool {
     match origin {
         ValueOrigin::Preset(_) => true,
-        // Also the checkout's file by another path.
         ValueOrigin::File { file, .. } => {
-            shipped_config(file.rsplit_once("configs/").map_or(file.as_str(), |(_, name)| name)).is_some()
+            let name = file.rsplit_once("configs/").map_or(file.as_str(), |(_, name)| name);
+            let is_same = |text: &str| std::fs::read_to_string(file).map_or(true, |own| own == text);
+            shipped_config(name).is_some_and(|(_, text)| is_same(text))
         }
         _ => false,
     }

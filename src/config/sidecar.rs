@@ -19,8 +19,12 @@ pub struct Sidecar {
     pub inputs: Value,
     /// Path and fingerprints of the model.
     pub model: Value,
+    /// This program, the plugin and the platform of the run.
+    pub versions: Value,
     /// Whether a flag, `--set` or another file names another model than the sidecar.
     pub names_other_model: bool,
+    /// Whether inputs and a model that differ from the sidecar's are a warning instead of an error (`--allow-changed-inputs`).
+    pub allows_changes: bool,
 }
 
 /// Keys of the model whose change makes it another one.
@@ -44,7 +48,14 @@ impl Sidecar {
         let is_map = |node: &Node| matches!(node.data, Data::Map(_));
         root.get("config").filter(|config| is_map(config))?;
         let part = |key: &str| root.get(key).map_or(Value::Null, Node::to_value);
-        Some(Sidecar { file: file.into(), inputs: part("inputs"), model: part("model"), names_other_model: false })
+        Some(Sidecar {
+            file: file.into(),
+            inputs: part("inputs"),
+            model: part("model"),
+            versions: part("versions"),
+            names_other_model: false,
+            allows_changes: false,
+        })
     }
 
     /// The same with [`Sidecar::names_other_model`] as the merged configuration has it.

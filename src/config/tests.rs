@@ -461,3 +461,17 @@ fn paths_of_the_command_line_are_meant_from_here() {
     given.flag("output", "output.path", Some("y.mp4"));
     assert_eq!(load(&given).unwrap().config.output.path.as_deref(), Some("y.mp4"));
 }
+
+#[test]
+fn noise_levels_of_a_second_stage_fit_the_evaluations_of_its_sampler() {
+    let levels: Vec<String> = (0..140).map(|step| (1.0 - f64::from(step) / 140.0).to_string()).collect();
+    let sigmas = format!("two_stage.sigmas=[{}]", levels.join(", "));
+    let own = |sampler: &str| {
+        let pairs = ["pipeline=two_stage", "request.width=128", "request.height=128", sampler, &sigmas[..]];
+        load(&set(&pairs)).map(drop).map_err(|error| error.to_string())
+    };
+    assert_eq!(own("two_stage.sampler=euler"), Ok(()));
+    let error = own("two_stage.sampler=res_2s").unwrap_err();
+    let start = "two_stage.sigmas = 140 (--set): ";
+    assert!(error.starts_with(start) && error.contains("evaluations of the transformer: at most 127 steps"), "{error}");
+}

@@ -16,7 +16,7 @@ use tempfile::TempDir;
 use super::bench_report::{BenchReport, HostDevice, OutputCheck, ProgramInfo, ProgramTiming};
 use super::synthetic::{SyntheticInputs, normal};
 use crate::analysis::{self, Chip, Module};
-use crate::config::{Config, Job};
+use crate::config::{Config, Job, Sidecar};
 use crate::media::{self, WavFormat};
 use crate::models::diffusion_decoder::noise_shape;
 use crate::models::pixels::Pixels;
@@ -115,12 +115,18 @@ fn check_request(request: &Request) -> Result<()> {
 ///
 /// # Errors
 /// Errors of model, request or device, before anything is measured.
-pub(crate) fn bench(config: &Config, job: &Job, options: &BenchOptions, group: Option<&Arc<Group>>) -> Result<Benched> {
+pub(crate) fn bench(
+    config: &Config,
+    job: &Job,
+    sidecar: Option<&Sidecar>,
+    options: &BenchOptions,
+    group: Option<&Arc<Group>>,
+) -> Result<Benched> {
     if let Some(group) = group {
         let options = GenerateOptions { jobs: vec![job.clone()], ..GenerateOptions::default() };
         processes::compare(group, config, &options)?;
     }
-    let Preflight { model, requests, .. } = Preflight::of(config, std::slice::from_ref(job))?;
+    let Preflight { model, requests, .. } = Preflight::of(config, std::slice::from_ref(job), sidecar)?;
     let no_request = || PipelineError::Bug("a job has no request".into());
     let request = requests.into_iter().next().ok_or_else(no_request)?;
     check_request(&request)?;

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::synthetic::{Denoising, SyntheticInputs};
 use crate::analysis::{Comparison, Module, Trace, XSpace};
-use crate::config::{Config, Job};
+use crate::config::{Config, Job, Sidecar};
 use crate::media::write_atomically;
 use crate::pipeline::executor::Executor;
 use crate::pipeline::options::GenerateOptions;
@@ -52,6 +52,7 @@ pub(crate) struct Profile {
 pub(crate) fn profile(
     config: &Config,
     job: &Job,
+    sidecar: Option<&Sidecar>,
     steps: usize,
     folder: &Path,
     group: Option<&Arc<Group>>,
@@ -60,7 +61,7 @@ pub(crate) fn profile(
         let options = GenerateOptions { jobs: vec![job.clone()], ..GenerateOptions::default() };
         processes::compare(group, config, &options)?;
     }
-    let Preflight { model, requests, .. } = Preflight::of(config, std::slice::from_ref(job))?;
+    let Preflight { model, requests, .. } = Preflight::of(config, std::slice::from_ref(job), sidecar)?;
     let mut session = Session::start_traceable(config, model, group)?;
     let runner = &mut session.runner;
     let plugin = runner.executor.engine().client().plugin().clone();

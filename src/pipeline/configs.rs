@@ -330,8 +330,12 @@ impl ModelConfigs {
 
     /// Text contexts of `tokens` tokens to the seconds of each prompt's video.
     pub(crate) fn duration_head_program(&self, rows: usize, tokens: Av<usize>, b: &Build) -> Result<Network> {
-        let c = self.read(Component::DurationHead, DurationHeadConfig::from_json)?;
-        Ok(duration_head::program(&c, rows, tokens, b)?)
+        Ok(duration_head::program(&self.duration_head()?, rows, tokens, b)?)
+    }
+
+    /// The duration head's.
+    pub(crate) fn duration_head(&self) -> Result<DurationHeadConfig> {
+        self.read(Component::DurationHead, DurationHeadConfig::from_json)
     }
 
     /// The connectors' tables, by input name.

@@ -16,6 +16,7 @@ use super::session::Session;
 use crate::av::Av;
 use crate::config::{Config, Job, Pipeline, Reference, nearest_frames};
 use crate::models::duration_head::{Grid, frames};
+use crate::request::of_job;
 use crate::runtime::processes::Group;
 use crate::tensor::Tensor;
 use crate::weights::Component;
@@ -49,6 +50,7 @@ fn frames_of(config: &Config, jobs: &[Job]) -> Result<Frames> {
     let (origin, _) = origin::of_run(config)?;
     if origin.has(Component::DurationHead) {
         let configs = ModelConfigs::from(origin).for_run(config);
+        configs.check_duration_head()?;
         let grid = if config.reference == Reference::Diffusers { Grid::Diffusers } else { Grid::Official };
         let step = configs.sizes()?.video_grid.temporal_compression * if config.doubles_frames() { 2 } else { 1 };
         let [least, most] = [0.0, f64::MAX].map(|seconds| frames(seconds, config.request.frame_rate, step, grid));
@@ -76,6 +78,19 @@ pub(super) fn longest(config: &Config, jobs: &[Job]) -> Result<Config> {
             config.with_frames(count).map_err(PipelineError::Usage)
         }
     }
+}
+
+/// Number of frames that must be predicted at least for the images and generated keyframes of a run. `None`: every prediction has
+/// as many, or nothing is predicted.
+///
+/// # Errors
+/// Those of [`longest`].
+pub(crate) fn least_valid(config: &Config, jobs: &[Job]) -> Result<Option<usize>> {
+    let Frames::Predicted { step, least, most, .. } = frames_of(config, jobs)? else { return Ok(None) };
+    let (Some(job), (origin, _)) = (jobs.first(), origin::of_run(config)?) else { return Ok(None) };
+    let sizes = ModelConfigs::from(origin).for_run(config).sizes()?;
+    let is_valid = |count: &usize| config.with_frames(*count).is_ok_and(|own| of_job(&own, &sizes, job).is_ok());
+    Ok((least..=most).step_by(step).find(is_valid).filter(|count| *count > least))
 }
 
 /// The configuration with the number of frames that the duration head predicts for its prompt; unchanged if it has one.

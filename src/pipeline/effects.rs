@@ -1,15 +1,16 @@
 //! Every key of the schema in every pipeline: one that is set changes the resolved request or its programs, or is refused.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use ndarray::Array4;
 use serde_json::{Value, json};
 
-use super::configs::ModelConfigs;
+use super::configs::{ModelConfigs, bos_rule};
 use super::origin::Origin;
 use super::programs::{ProgramKind, Programs};
 use super::setup;
-use crate::config::{CliOverrides, Config, json_schema, load};
+use crate::config::{CliOverrides, Config, json_schema, load, output_paths};
 use crate::media::{Frames, write_png_frames};
 use crate::request::{Shapes, of_job, sigmas};
 use crate::sampling::sigmas::FlowMatch;
@@ -18,7 +19,7 @@ use crate::weights::Component;
 const IMAGE: &str = "tests/fixtures/images/shapes.png";
 
 /// Keys that act outside of request and programs, each with the place.
-const ELSEWHERE: [(&str, &str); 39] = [
+const ELSEWHERE: [(&str, &str); 32] = [
     ("model.path", "weights"),
     ("model.text_encoder", "weights"),
     ("model.tokenizer", "weights"),
@@ -47,15 +48,8 @@ const ELSEWHERE: [(&str, &str); 39] = [
     ("runtime.xla_flags", "compiler"),
     ("runtime.watchdog", "waits"),
     ("runtime.distributed", "processes"),
-    ("output.path", "files"),
-    ("output.save_frames", "files"),
-    ("output.save_audio", "files"),
     ("output.sidecar", "files"),
     ("output.audio", "files"),
-    ("text.bos", "tokens"),
-    ("request.prompts", "jobs"),
-    ("text.bos", "prompts"),
-    ("request.num_videos", "jobs"),
     ("request.video", "frames"),
     ("request.audio", "sound"),
 ];
@@ -68,6 +62,7 @@ fn candidates(key: &str, folder: &Path) -> Option<Vec<Value>> {
     let file = |name: &str| json!(folder.join(name).to_str().expect("UTF-8"));
     Some(match key {
         "extends" => vec![json!("ltx2")],
+        "output.path" => vec![json!("something.wav")],
         "layout" => vec![json!("replicated")],
         "model.path" => vec![json!("tests/fixtures/models/tiny_b")],
         "request.prompts" | "request.negative_prompt_file" => vec![file("text.txt")],
@@ -121,6 +116,8 @@ fn beside(key: &str) -> &'static [&'static str] {
         "guidance.apg.eta" | "guidance.apg.threshold" | "guidance.apg.momentum" => &["guidance.kind=legacy_apg"],
         "runtime.activations" => &["runtime.weights=int8"],
         "dfr.sigmas" => &["dfr.temporal_rounds=1"],
+        // Official prompts always begin with BOS.
+        "text.bos" => &["reference=diffusers"],
         _ => &[],
     }
 }
@@ -148,13 +145,16 @@ fn alternatives(schema: &'static Value) -> Vec<&'static Value> {
     schema["anyOf"].as_array().map_or(vec![schema], |all| all.iter().flat_map(alternatives).collect())
 }
 
-/// Keys without keys below them; fields of list items as `list[].field`.
+/// Keys without keys below them; fields of list items as `list[].field`; sections that may be left out, without alternatives.
 fn walk(schema: &'static Value, path: &str, out: &mut Vec<(String, Vec<&'static Value>)>) {
     let options = alternatives(schema);
     let object = options.iter().find_map(|s| s["properties"].as_object());
     let items = options.iter().find_map(|s| s.get("items")).map(followed).filter(|s| s["properties"].is_object());
     let join = |key: &str| if path.is_empty() { key.to_string() } else { format!("{path}.{key}") };
     if let Some(properties) = object {
+        if options.iter().any(|schema| schema["type"] == "null") {
+            out.push((path.into(), Vec::new()));
+        }
         properties.iter().for_each(|(key, inner)| walk(inner, &join(key), out));
         return;
     }
@@ -245,7 +245,7 @@ fn merge(into: &mut Value, from: Value) {
     }
 }
 
-/// The resolved request with its noise levels and jobs.
+/// The resolved request with its noise levels, all jobs, their output files, and whether prompts begin with BOS.
 fn plan(config: &Config) -> Result<String, String> {
     let configs = ModelConfigs::from(Origin::of(config).map_err(|e| e.to_string())?).for_run(config);
     let sizes = configs.sizes().map_err(|e| e.to_string())?;
@@ -260,7 +260,11 @@ fn plan(config: &Config) -> Result<String, String> {
     let scheduler = configs.origin().json(Component::Scheduler).map_err(|e| e.to_string())?.to_string();
     let scheduler = FlowMatch::from_json(&scheduler, Path::new("scheduler")).map_err(|e| e.to_string())?;
     let levels = sigmas(&config, &scheduler, &shapes).map_err(|e| e.to_string())?;
-    Ok(format!("{request:?} {levels:?}"))
+    let output = &config.output;
+    let path = output.path.as_deref().map(Path::new);
+    let videos = output_paths(path, &jobs, config.pipeline.extension()).map_err(|e| e.to_string())?;
+    let files = (videos, &output.save_frames, &output.save_audio);
+    Ok(format!("{request:?} {levels:?} {jobs:?} {files:?} {:?}", bos_rule(&config)))
 }
 
 /// Keys that change programs alone, and the programs.
@@ -307,6 +311,15 @@ fn cases() -> Vec<Case> {
         case("image_to_video", prompt(json!({"images": [{"path": IMAGE, "strength": 0.5}]}))),
         case("audio_to_video", prompt(json!({"audio": {"path": "a.wav"}}))),
         case("two_stage", prompt(two.clone())),
+        Case::new("two_stage", "tiny_a", prompt(two.clone()), none.clone()),
+        Case::new("audio_to_video", "tiny_a", prompt(json!({"audio": {"path": "a.wav"}})), none.clone()),
+        Case::new("distilled", "tiny_2_5", prompt(two.clone()), none.clone()),
+        Case::new(
+            "image_to_video",
+            "tiny_2_5",
+            prompt(json!({"images": [{"path": IMAGE, "strength": 0.5}]})),
+            none.clone(),
+        ),
         case("distilled", prompt(two.clone())),
         case(
             "in_context",
@@ -329,14 +342,35 @@ fn cases() -> Vec<Case> {
     ]
 }
 
+/// A configuration below a tested key, with its plan.
+struct Below {
+    config: Config,
+    plan: Result<String, String>,
+}
+
+/// Configurations of a case by what is set; `None`: one that is refused.
+type Known = BTreeMap<Vec<String>, Option<Below>>;
+
+/// Whether a key changes a plan or a program: the result is another one, or an error that names the key.
+fn differs(before: &Result<String, String>, after: &Result<String, String>, key: &str) -> bool {
+    match (before, after) {
+        (Ok(before), Ok(after)) => before != after,
+        (_, Err(error)) => error.contains(key.rsplit('.').next().unwrap_or(key)),
+        (Err(_), Ok(_)) => true,
+    }
+}
+
 /// A key's outcome in a pipeline; a fault where it is neither refused nor does anything.
-fn fault(case: &Case, key: &str, options: &[&'static Value]) -> Option<String> {
+fn fault(case: &Case, key: &str, options: &[&'static Value], known: &mut Known) -> Option<String> {
     let folder = case.folder.path();
     let is_elsewhere = ELSEWHERE
         .iter()
         .any(|(known, _)| key.strip_prefix(known).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '['])));
     let (list, field) = key.split_once("[].").map_or((key, None), |(list, field)| (list, Some(field)));
-    let values = candidates(key, folder).unwrap_or_else(|| by_schema(options));
+    let values = match options {
+        [] => vec![json!({})],
+        _ => candidates(key, folder).unwrap_or_else(|| by_schema(options)),
+    };
     if SAME.contains(&(case.name, key)) {
         return None;
     }
@@ -369,17 +403,17 @@ fn fault(case: &Case, key: &str, options: &[&'static Value]) -> Option<String> {
             return None;
         }
         let below: Vec<String> = more.clone().chain(base).collect();
-        let Ok(before) = case.load(&below) else { return None };
-        if json!(before) == json!(config) {
+        let before = known.entry(below).or_insert_with_key(|set| {
+            let config = case.load(set).ok()?;
+            Some(Below { plan: plan(&config), config })
+        });
+        let Some(before) = before else { return None };
+        if json!(before.config) == json!(config) {
             continue;
         }
-        let differs = |of: &dyn Fn(&Config) -> Result<String, String>| match (of(&before), of(&config)) {
-            (Ok(before), Ok(after)) => before != after,
-            (_, Err(error)) => error.contains(key.rsplit('.').next().unwrap_or(key)),
-            (Err(_), Ok(_)) => true,
-        };
         let kind = OF_PROGRAMS.iter().find(|(own, _)| *own == key).map(|(_, kind)| *kind);
-        if differs(&plan) || kind.is_some_and(|kind| differs(&|config| program(config, kind))) {
+        let of_program = |kind| differs(&program(&before.config, kind), &program(&config, kind), key);
+        if differs(&before.plan, &plan(&config), key) || kind.is_some_and(of_program) {
             return None;
         }
         silent.push(set);
@@ -418,8 +452,9 @@ fn every_key_has_an_effect_or_is_refused() {
     let cases = cases();
     let of_case = |case: &Case| -> Vec<String> {
         case.load(&[]).unwrap_or_else(|error| panic!("{}: {error}", case.name));
+        let mut known = Known::new();
         let of_key = |(key, options): &(String, Vec<&'static Value>)| {
-            fault(case, key, options).map(|why| format!("{} {key}: {why}", case.name))
+            fault(case, key, options, &mut known).map(|why| format!("{} {key}: {why}", case.name))
         };
         keys.iter().filter_map(of_key).collect()
     };

@@ -21,6 +21,7 @@ use super::options::{GenerateOptions, KeepPlace, RunOptions};
 use super::outputs;
 use super::preflight::{Preflight, preflight};
 use super::processes;
+use super::recorded::warn_of_versions;
 use super::replaceable::Replaceable;
 use super::report::RunReport;
 use super::runner::Runner;
@@ -72,6 +73,11 @@ pub fn generate(
     let Preflight { model, requests, inputs } = verified;
     let mut started = Instant::now();
     let mut session = Session::start(config, model, group)?;
+    if let Some(sidecar) = options.sidecar.as_ref().filter(|_| session.first) {
+        // The program's own version is compared before.
+        let plugin = json!({"pjrt": session.versions["pjrt"], "platform": session.versions["platform"]});
+        warn_of_versions(sidecar, &plugin);
+    }
     session.runner.executor.on_load(observer.on_load());
     check_steps(&session, options)?;
     session.plan(options.dump.is_some(), group)?;

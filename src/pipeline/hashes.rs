@@ -5,12 +5,12 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 
 use super::error::Result;
-use crate::config::Config;
+use crate::config::{AUTO, Config};
 use crate::media;
 use crate::weights::lora::lora_fingerprint;
 
 /// Hashes of every input file of a configuration, by path: SHA-256 of images, sounds and videos (of a folder, of its files
-/// in turn), and the fingerprint of each LoRA, which covers blocks of its tensors.
+/// in turn) and of a layout that is a file, and the fingerprint of each LoRA, which covers blocks of its tensors.
 ///
 /// # Errors
 /// A file that cannot be read.
@@ -18,7 +18,9 @@ pub(super) fn of_given(config: &Config) -> Result<Map<String, Value>> {
     let hash = |path: &str| Ok((path.to_string(), json!(media::sha256_of(Path::new(path))?)));
     let loras = config.model.loras.iter().map(|lora| &lora.path);
     let fingerprint = |path: &String| Ok((path.clone(), json!(lora_fingerprint(path)?)));
-    config.request.files().map(hash).chain(loras.map(fingerprint)).collect()
+    // A shipped layout is part of the program.
+    let layout = Some(&config.layout[..]).filter(|layout| *layout != AUTO && Path::new(layout).is_file());
+    config.request.files().chain(layout).map(hash).chain(loras.map(fingerprint)).collect()
 }
 
 #[cfg(test)]
@@ -26,18 +28,26 @@ mod tests {
     use super::*;
     use crate::config::{AudioLatents, GivenAudio, Image, ReferenceVideo};
 
-    /// An image, a sound, a video, kept sound, a reference and its mask; a folder by what its files hold.
+    /// An image, a sound, a video, kept sound, a reference and its mask, a layout; a folder by what its files hold.
     #[test]
     fn every_given_file_counts() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = |name: &str| folder.path().join(name).to_str().expect("UTF-8").to_string();
-        let names = ["image.png", "sound.wav", "latents.safetensors", "reference.mp4", "video", "mask"];
+        let names = ["image.png", "sound.wav", "latents.safetensors", "reference.mp4", "video", "mask", "layout.yml"];
         for name in ["video", "mask"] {
             std::fs::create_dir(path(name)).expect("a folder");
         }
-        let files = ["image.png", "sound.wav", "latents.safetensors", "reference.mp4", "video/a.png", "mask/a.png"];
+        let files = [
+            "image.png",
+            "sound.wav",
+            "latents.safetensors",
+            "reference.mp4",
+            "video/a.png",
+            "mask/a.png",
+            "layout.yml",
+        ];
         files.iter().for_each(|name| std::fs::write(path(name), "before").expect("written"));
-        let mut config = Config::default();
+        let mut config = Config { layout: path("layout.yml"), ..Config::default() };
         let request = &mut config.request;
         request.images = vec![Image { path: path("image.png"), frame: 0, strength: 1.0, crf: None }];
         request.audio = Some(GivenAudio { path: path("sound.wav"), start: 0.0, duration: None });

@@ -27,6 +27,7 @@ mod effects;
 mod error;
 pub mod executor;
 mod files;
+mod fit;
 pub mod generate;
 mod hashes;
 pub mod init;

@@ -19,8 +19,6 @@ pub struct GenerateOptions {
     pub force: bool,
     /// The sidecar that the run repeats: its inputs and model are compared with those of the run.
     pub sidecar: Option<Sidecar>,
-    /// Inputs or a model that differ from the sidecar's are a warning instead of an error.
-    pub allow_changed_inputs: bool,
     /// Where embeddings, noise, latents, frames and samples go, as safetensors.
     pub dump: Option<PathBuf>,
     /// Latents after every step go there too: one call of the device a step.

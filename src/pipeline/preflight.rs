@@ -18,12 +18,14 @@ use super::programs::Programs;
 use super::recorded;
 use super::setup;
 use super::sound_encoder::{given_sound, sound_of};
-use crate::config::{AUTO, Config, FRAME_STEP, GivenAudio, Job, Pipeline, beyond_training};
+use crate::config::{
+    AUTO, ActivationType, Config, FRAME_STEP, GivenAudio, Job, Pipeline, Sidecar, WeightType, beyond_training,
+};
+use crate::kernels::AttentionKernel;
 use crate::media::{Audio, Clip, ClipPart};
 use crate::pjrt::discover::Platform;
 use crate::request::{Condition, Content, Placement, Request, Shared};
-use crate::runtime::Toolchain;
-use crate::runtime::platform::Choice;
+use crate::runtime::{Toolchain, platform};
 
 /// A verified run: its model, its requests, and the hashes of its inputs.
 pub struct Preflight {
@@ -36,12 +38,13 @@ pub struct Preflight {
 }
 
 impl Preflight {
-    /// Verifies a run of `jobs`: the model's components, the requests, the given files, the LoRAs. If the number of frames
-    /// is predicted, the requests have the most frames that a prediction may give.
+    /// Verifies a run of `jobs`: the model's components, the requests, the given files, the LoRAs. With a `sidecar`, which the run
+    /// repeats, inputs and model are compared with those that it records. If the number of frames is predicted, the requests have
+    /// the most frames that a prediction may give.
     ///
     /// # Errors
     /// The first thing that the run would fail at before it compiles a program.
-    pub fn of(config: &Config, jobs: &[Job]) -> Result<Self> {
+    pub fn of(config: &Config, jobs: &[Job], sidecar: Option<&Sidecar>) -> Result<Self> {
         let config = &duration::longest(config, jobs)?;
         // What no model of this generation can do, and components that do not fit each other, are said before what files lack.
         let programs = match Programs::of(config, None) {
@@ -55,6 +58,7 @@ impl Preflight {
         setup::round_trip(&mut config.clone(), None)?;
         Loras::open(&config.model)?.check(&model.weights)?;
         model.identity(config)?;
+        recorded::check_rerun(config, sidecar, &model)?;
         Ok(Preflight { inputs: inputs(config)?, model, requests })
     }
 }
@@ -69,20 +73,33 @@ pub fn preflight(config: &Config, options: &GenerateOptions) -> Result<Preflight
         return Err(PipelineError::Usage(why.into()));
     }
     outputs::check_places(config, options)?;
-    let run = Preflight::of(config, &options.jobs)?;
+    let run = Preflight::of(config, &options.jobs, options.sidecar.as_ref())?;
     check_chain(&run.requests, options, config.output.audio)?;
-    recorded::check_rerun(config, options.sidecar.as_ref(), &run.model, options.allow_changed_inputs)?;
     if config.request.num_frames.count().is_some() {
         outputs::check_room(config, options, &run.requests, run.model.sample_rate)?;
     }
     Ok(run)
 }
 
-/// Checks layout and numeric formats if the platform is `cpu`, whose number of devices the configuration decides.
+/// Checks layout, numeric formats and the sizes of components against each other by writing the programs for the platform that
+/// the run will open. No device is opened.
 fn check_placement(config: &Config, programs: &Programs) -> Result<()> {
-    if config.platform().map_err(PipelineError::Input)? != Choice::Named(Platform::Cpu) {
-        return Ok(());
+    let choice = config.platform().map_err(PipelineError::Input)?;
+    match platform::expected(&choice) {
+        Some(Platform::Cpu) => check_on_cpu(config, programs),
+        Some(other) => check_on_devices(config, programs, other.name()),
+        None => {
+            // The plugin decides which numeric formats and kernels it takes.
+            let mut own = config.clone();
+            (own.runtime.weights, own.runtime.activations) = (WeightType::Bf16, ActivationType::Bf16);
+            own.runtime.attention = AttentionKernel::Auto;
+            check_on_devices(&own, programs, "")
+        }
     }
+}
+
+/// Writes the programs for a CPU, whose number of devices the configuration decides.
+fn check_on_cpu(config: &Config, programs: &Programs) -> Result<()> {
     let toolchain = Toolchain { platform: "cpu".into(), kind: "cpu".into(), version: String::new() };
     let count = config.virtual_devices()?;
     let config = match (config.layout == AUTO, count) {
@@ -94,6 +111,30 @@ fn check_placement(config: &Config, programs: &Programs) -> Result<()> {
         (false, _) => config,
     };
     programs.check(&setup::build_for(config, count, &toolchain)?)
+}
+
+/// Writes the programs for as many devices of a platform as the mesh names; for one where the number of devices that are there
+/// decides about layout or mesh.
+fn check_on_devices(config: &Config, programs: &Programs, platform: &str) -> Result<()> {
+    let named = config.named_devices()?.filter(|_| config.layout != AUTO);
+    let build = match named {
+        Some(count) => setup::build(config, count, platform, "")?,
+        None => setup::build(&on_one_device(config), 1, platform, "")?,
+    };
+    programs.check(&build)
+}
+
+/// The configuration on one device.
+fn on_one_device(config: &Config) -> Config {
+    Config { layout: "replicated".into(), mesh: None, ..config.clone() }
+}
+
+/// Checks whether a model's components fit a configuration and each other: the programs of a run are written for one device.
+///
+/// # Errors
+/// The first component that does not fit, or what its generation cannot do.
+pub fn check_components(config: &Config) -> Result<()> {
+    Programs::of(config, None)?.check(&setup::build(&on_one_device(config), 1, Platform::Cpu.name(), "")?)
 }
 
 /// The part of a given video that a configuration's requests take.

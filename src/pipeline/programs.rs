@@ -68,6 +68,7 @@ impl Programs {
         let full = configs.sizes()?;
         let diffusion = configs.decodes_by_diffusion()?;
         let mut request = request::of_job(config, &full, &Job { index: 0, prompt: String::new(), seed: 0 })?;
+        configs.check_fit()?;
         config.upsamplings().iter().try_for_each(|upsampling| configs.check_upsampling(*upsampling))?;
         let of = |configs, sizes, request: Request| {
             let (first, second) = request.passes();

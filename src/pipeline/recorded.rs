@@ -2,7 +2,7 @@
 
 use std::path::{Component, Path, PathBuf};
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::differences::{difference, short};
 use super::error::{PipelineError, Result};
@@ -123,12 +123,34 @@ fn compare_models(recorded: &Value, own: &Value) -> ModelMatch {
     }
 }
 
+/// Versions of a run that are not those that a sidecar records, of the keys that both have.
+fn version_differences(recorded: &Value, own: &Value) -> Vec<String> {
+    let all = ["ltx2", "pjrt", "platform"].into_iter();
+    let text =
+        |tree: &Value, key: &str| tree[key].as_str().map(|text| text.split_whitespace().collect::<Vec<_>>().join(" "));
+    let changed = all.filter_map(|key| {
+        let (was, is) = (text(recorded, key)?, text(own, key)?);
+        (was != is).then(|| format!("{key} was {was}, is {is}"))
+    });
+    changed.collect()
+}
+
+/// Warns in one line where a run has other versions than the one that a sidecar records.
+pub(super) fn warn_of_versions(sidecar: &Sidecar, own: &Value) {
+    let changed = version_differences(&sidecar.versions, own);
+    if !changed.is_empty() {
+        tracing::warn!("{}: the result may differ: {}", sidecar.file, changed.join("; "));
+    }
+}
+
 /// Compares inputs and model of a run with those of the sidecar that it repeats, if it does, before anything is compiled.
 ///
 /// # Errors
-/// What differs, unless `allow`: then it is a warning. A model that the run names itself, over the sidecar's, is a warning.
-pub(super) fn check_rerun(config: &Config, sidecar: Option<&Sidecar>, model: &Model, allow: bool) -> Result<()> {
+/// What differs, unless the run allows changes: then it is a warning. A model that the run names itself, over the sidecar's, is a
+/// warning, and so is another version of this program.
+pub(super) fn check_rerun(config: &Config, sidecar: Option<&Sidecar>, model: &Model) -> Result<()> {
     let Some(sidecar) = sidecar else { return Ok(()) };
+    warn_of_versions(sidecar, &json!({"ltx2": env!("CARGO_PKG_VERSION")}));
     let mut changed = input_differences(&sidecar.inputs, &hashes::of_given(config)?);
     match compare_models(&sidecar.model, &model.identity(config)?) {
         ModelMatch::Same => {}
@@ -141,7 +163,7 @@ pub(super) fn check_rerun(config: &Config, sidecar: Option<&Sidecar>, model: &Mo
         }
         ModelMatch::Differs(why) => changed.push(why),
     }
-    if allow || changed.is_empty() {
+    if sidecar.allows_changes || changed.is_empty() {
         changed.iter().for_each(|why| tracing::warn!("{}: {why}", sidecar.file));
         return Ok(());
     }
@@ -198,7 +220,6 @@ pub(super) fn compare(path: &Path, config: &Config, job: &Job, model: &mut Optio
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     fn job(seed: u64) -> Job {
         Job { index: 0, prompt: "a".into(), seed }
@@ -239,6 +260,18 @@ mod tests {
         assert_eq!(now("07", "02", "03"), ["/w/images/a.png has changed: its hash was 01, is 07"]);
         assert_eq!((now("01", "x", "03").len(), now("01", "02", "x").len()), (1, 1));
         assert!(!is_same_file("a.png", "/w/ba.png") && !is_same_file("/w/a.png", "/v/w/a.png"));
+    }
+
+    #[test]
+    fn other_versions_are_named_and_plugin_paths_are_not() {
+        let recorded = json!({"ltx2": "0.1.0", "plugin": "/a.so", "pjrt": "0.90", "platform": "PJRT C\n1"});
+        let own =
+            |ltx2: &str, platform: &str| json!({"ltx2": ltx2, "plugin": "/b.so", "pjrt": "0.90", "platform": platform});
+        assert_eq!(version_differences(&recorded, &own("0.1.0", "PJRT C\n1")), [""; 0]);
+        let both = ["ltx2 was 0.1.0, is 0.2.0", "platform was PJRT C 1, is PJRT C 2"];
+        assert_eq!(version_differences(&recorded, &own("0.2.0", "PJRT C\n2")), both);
+        assert_eq!(version_differences(&Value::Null, &own("0.2.0", "2")), [""; 0], "of an earlier release");
+        assert_eq!(version_differences(&recorded, &json!({"ltx2": "0.1.0"})), [""; 0]);
     }
 
     #[test]

@@ -111,20 +111,42 @@ pub(crate) fn open_with(choice: &Choice, options: &Options) -> Result<(Plugin, C
     }
 }
 
+/// The plugin file that `LTX2_PJRT_PLUGIN` names.
+fn named_plugin() -> Option<PathBuf> {
+    std::env::var_os(PLUGIN_VARIABLE).filter(|value| !value.is_empty()).map(PathBuf::from)
+}
+
+/// The first plugin of a platform whose hardware is in this machine.
+fn first_plugin(platform: Platform) -> Option<PathBuf> {
+    hardware(platform).ok()?;
+    discover::find(platform, None).found.into_iter().next().map(|plugin| plugin.path)
+}
+
+/// The platform that a choice opens, by this machine's hardware and the names of plugin files; no plugin is loaded. `auto` is the
+/// CPU where nothing else can be opened. `None`: the name of the plugin file tells no platform.
+pub(crate) fn expected(choice: &Choice) -> Option<Platform> {
+    match choice {
+        Choice::Named(platform) => Some(*platform),
+        Choice::File(path) => Platform::of_file(path),
+        Choice::Auto => match named_plugin() {
+            Some(path) => Platform::of_file(&path),
+            None => {
+                let first = Platform::ALL.into_iter().find(|platform| first_plugin(*platform).is_some());
+                Some(first.unwrap_or(Platform::Cpu))
+            }
+        },
+    }
+}
+
 /// Tries the plugin that a choice starts first with the flags of the environment, without starting it.
 ///
 /// # Errors
 /// A flag that the plugin does not know. Other faults are left to [`open_with`].
 pub(crate) fn check_flags(choice: &Choice, options: &Options) -> Result<(), PlatformError> {
-    let variable = std::env::var_os(PLUGIN_VARIABLE).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let first = |platform: Platform| {
-        let found = discover::find(platform, None).found.into_iter().next().filter(|_| hardware(platform).is_ok());
-        found.map(|plugin| plugin.path)
-    };
     let path = match choice {
         Choice::File(path) => Some(path.clone()),
-        Choice::Named(platform) => first(*platform),
-        Choice::Auto => variable.or_else(|| Platform::ALL.into_iter().find_map(first)),
+        Choice::Named(platform) => first_plugin(*platform),
+        Choice::Auto => named_plugin().or_else(|| Platform::ALL.into_iter().find_map(first_plugin)),
     };
     let is_here = |path: &PathBuf| Platform::of_file(path).is_none_or(|platform| hardware(platform).is_ok());
     match path.filter(is_here).map_or(Ok(()), |path| trial::check(&path, options.trial, Purpose::Run)) {
@@ -140,8 +162,7 @@ pub(crate) fn rehearses(platform: &str) -> bool {
 }
 
 fn auto(options: &Options) -> Result<(Plugin, Client), PlatformError> {
-    if let Some(path) = std::env::var_os(PLUGIN_VARIABLE).filter(|value| !value.is_empty()) {
-        let path = PathBuf::from(path);
+    if let Some(path) = named_plugin() {
         let known = Platform::of_file(&path);
         if let Some(platform) = known {
             hardware(platform).map_err(|reason| PlatformError::NoHardware { platform: platform.name(), reason })?;
@@ -261,6 +282,19 @@ mod tests {
         assert_eq!("tpu".parse(), Ok(Choice::Named(Platform::Tpu)));
         assert_eq!("./my.so".parse(), Ok(Choice::File("./my.so".into())));
         assert!("gpu".parse::<Choice>().unwrap_err().contains("auto, cpu, cuda, tpu"));
+    }
+
+    #[test]
+    fn expected_platform_follows_names_and_hardware() {
+        let of = |text: &str| expected(&text.parse().expect("a choice"));
+        assert_eq!(of("cuda"), Some(Platform::Cuda));
+        assert_eq!(of("/a/pjrt_c_api_cpu_plugin.so"), Some(Platform::Cpu));
+        assert_eq!(of("/a/libtpu.so"), Some(Platform::Tpu));
+        assert_eq!(of("/a/plugin.so"), None);
+        let lacks_accelerators = [Platform::Tpu, Platform::Cuda].iter().all(|platform| hardware(*platform).is_err());
+        if lacks_accelerators && named_plugin().is_none() {
+            assert_eq!(of("auto"), Some(Platform::Cpu));
+        }
     }
 
     #[test]

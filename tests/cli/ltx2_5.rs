@@ -348,3 +348,43 @@ fn a_run_of_all_parts_repeats() {
     assert!(refused.status.code() == Some(1) && errors.len() == 1, "{said}");
     assert!(errors[0].contains("older.safetensors") && errors[0].contains("is a LoRA of LTX-2.3"), "{said}");
 }
+
+/// Images and generated keyframes lie within the video, whose length is not known before the prompt is encoded.
+#[needs(nothing)]
+fn a_plan_says_how_many_frames_must_be_predicted() {
+    let folder = TempDir::new().expect("a folder");
+    let out = folder.path().join("out.mp4");
+    let plan = |more: &[&str]| -> Value {
+        let set = SMALL.iter().chain(&["request.frame_rate=8"]).flat_map(|pair| ["--set", pair]);
+        let base = ["generate", "-m", WHOLE_2_5, "--pipeline", "distilled", "-p", "a ball", "--num-frames", "auto"];
+        let own = ["--dry-run", "--json", "-o", out.to_str().expect("UTF-8")];
+        let done = support::ltx2().args(base).args(own).args(set).args(more).output().expect("the binary runs");
+        assert!(done.status.success(), "{more:?}: {}", text(&done.stderr));
+        serde_json::from_slice(&done.stdout).expect("JSON")
+    };
+    // A second is predicted at least: 9 frames.
+    let image = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/images/frame.png");
+    for (more, least) in [
+        (&[][..], Value::Null),
+        (&["--num-generated-keyframes", "3"], Value::Null),
+        (&["--num-generated-keyframes", "20"], 25.into()),
+        (&["--image", image, "30", "1"], 33.into()),
+    ] {
+        assert_eq!(plan(more)["least_frames"], least, "{more:?}");
+    }
+}
+
+#[needs(cpu)]
+fn keyframes_of_a_predicted_length_are_generated() {
+    let folder = TempDir::new().expect("a folder");
+    let out = folder.path().join("out.mp4");
+    let run = |more: &[&str]| {
+        let set = SMALL.iter().chain(&["request.frame_rate=8"]).flat_map(|pair| ["--set", pair]);
+        let base = ["generate", "-m", WHOLE_2_5, "--pipeline", "distilled", "-p", "a ball", "--num-frames", "auto"];
+        let own = ["--num-generated-keyframes", "3", "-o", out.to_str().expect("UTF-8")];
+        support::ltx2().args(base).args(own).args(set).args(more).output().expect("the binary runs")
+    };
+    let [planned, made] = [run(&["--dry-run"]), run(&[])];
+    assert!(planned.status.success(), "{}", text(&planned.stderr));
+    assert!(made.status.success() && out.exists(), "{}", text(&made.stderr));
+}

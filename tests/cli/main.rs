@@ -49,6 +49,7 @@ mod time_line;
 mod tune;
 mod unused_parts;
 mod upsampling;
+mod verdicts;
 mod verify;
 mod watchdog;
 mod why;

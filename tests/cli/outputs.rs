@@ -274,6 +274,18 @@ fn reruns_and_resumes_compare_request_inputs_and_model() {
     let refused = error(1, &mut rerun(&[]));
     assert!(refused.starts_with("error: a.json: ") && refused.contains("lora.safetensors has changed"), "{refused}");
     assert!(refused.contains("--allow-changed-inputs"), "{refused}");
+    for command in [
+        &["generate", "--dry-run", "-o", "b.mp4"][..],
+        &["check", "model"],
+        &["bench"],
+        &["profile", "-o", "profile"],
+        &["serve", "--listen", "127.0.0.1:0", "--state", "tmp/state"],
+    ] {
+        let own = ["-c", "a.json", "--platform", "/nowhere.so"];
+        let out = folder.ltx2(&[command, &own].concat()).output().expect("runs");
+        let said = stderr(&out);
+        assert!(!out.status.success() && said.contains("lora.safetensors has changed"), "{command:?}: {said}");
+    }
     let allowed = rerun(&["--allow-changed-inputs"]).output().expect("runs");
     let said = stderr(&allowed);
     assert!(said.contains("WARN a.json: ") && said.contains("error: ") && said.contains("/nowhere.so"), "{said}");

@@ -38,8 +38,8 @@ struct Ended {
 impl Ended {
     fn of(arguments: &[String]) -> Self {
         let mut command = support::ltx2();
-        // Compilations are logged. Without ffmpeg, so that a seed says the same on every machine.
-        command.env("LTX2_LOG", "info,ltx2::runtime::engine=debug").env("PATH", "");
+        // Compilations are logged. Without ffmpeg and GPUs, so that a seed says the same on every machine.
+        command.env("LTX2_LOG", "info,ltx2::runtime::engine=debug").env("PATH", "").env("CUDA_VISIBLE_DEVICES", "");
         let output = command.args(arguments).output().expect("the binary runs");
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         Ended { code: output.status.code(), stdout: text(&output.stdout), stderr: text(&output.stderr) }
@@ -270,7 +270,8 @@ fn seeds_repeat_and_draw_every_pipeline_sampler_and_decoder() {
     let pipelines = Pipeline::value_variants().iter().map(|pipeline| format!("pipeline={}", pipeline.name()));
     let keys = ["sampler.kind", "model.decoder"].into_iter();
     let words = keys.flat_map(|key| words(key).into_iter().map(move |word| format!("{key}={word}")));
-    for pair in pipelines.chain(words) {
+    let platform = ["runtime.platform=auto".to_string()];
+    for pair in pipelines.chain(words).chain(platform) {
         let has = |command: &&String| command.split(' ').any(|word| word == pair);
         assert!(commands.iter().any(|command| has(&command)), "no request has {pair}");
     }

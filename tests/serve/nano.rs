@@ -47,7 +47,7 @@ impl Server {
     fn start_together(set: &[&str], group: Option<Arc<Group>>) -> Self {
         let state = tempfile::tempdir().expect("a folder");
         std::fs::create_dir(state.path().join("inputs")).expect("a folder");
-        let device = factory_together(config(state.path(), set), group)().expect("a device");
+        let device = factory_together(config(state.path(), set), None, group)().expect("a device");
         let set = set.iter().map(|s| (*s).to_string()).collect();
         Server { state, device, set, ids: Ids::behind(None) }
     }

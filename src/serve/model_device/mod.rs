@@ -19,7 +19,7 @@ use serde_json::Value;
 use super::device::{Device, Figures, Made, Moment, Order, RunError, Stop, Watch};
 use super::error::Failure;
 use super::job::{Accepted, JobPhase};
-use crate::config::{Config, Decoder, Job, Lora, NumFrames, Reference};
+use crate::config::{Config, Decoder, Job, Lora, NumFrames, Reference, Sidecar};
 use crate::media::Mp4Options;
 use crate::models::tokenizer::BosRule;
 use crate::pipeline::batch::videos_at_once;
@@ -49,16 +49,18 @@ const CALL: Duration = Duration::from_millis(50);
 
 /// Maker of a configuration's device, on the thread that will own it. `serve.state` has to be given.
 pub fn factory(config: Config) -> impl FnOnce() -> Result<Box<dyn Device>, String> + Send {
-    factory_together(config, None)
+    factory_together(config, None, None)
 }
 
-/// The same as the first of several processes, whose others [`follow`].
+/// The same with inputs and model compared with those of a sidecar among the configuration's files, and as the first of several
+/// processes, whose others [`follow`].
 pub fn factory_together(
     config: Config,
+    sidecar: Option<Sidecar>,
     group: Option<Arc<Group>>,
 ) -> impl FnOnce() -> Result<Box<dyn Device>, String> + Send {
     move || {
-        let device = ModelDevice::open(&config, group.as_ref()).map_err(|error| one_line(&error))?;
+        let device = ModelDevice::open(&config, sidecar.as_ref(), group.as_ref()).map_err(|error| one_line(&error))?;
         Ok(Box::new(device) as Box<dyn Device>)
     }
 }
@@ -106,10 +108,10 @@ struct Prepared {
 }
 
 impl ModelDevice {
-    fn open(config: &Config, group: Option<&Arc<Group>>) -> Result<Self, PipelineError> {
+    fn open(config: &Config, sidecar: Option<&Sidecar>, group: Option<&Arc<Group>>) -> Result<Self, PipelineError> {
         let plain = files::startable(config);
         let together = Together::meet(group, &plain)?;
-        let model = Preflight::of(&plain, &[])?.model;
+        let model = Preflight::of(&plain, &[], sidecar)?.model;
         // Requests read the components of these too: what is wrong with one is said before the server is ready.
         let served = config.serve.pipelines.iter().map(|pipeline| Config { pipeline: *pipeline, ..config.clone() });
         served.chain([config.clone()]).try_for_each(|config| model.verify(&config))?;

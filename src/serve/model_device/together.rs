@@ -165,7 +165,7 @@ fn follow_all(config: &Config, group: &Arc<Group>) -> Result<(), PipelineError> 
     let mut own = config.clone();
     own.serve.state = Some(folder.path().to_string_lossy().into_owned());
     std::fs::create_dir(folder.path().join("inputs")).map_err(fail)?;
-    let mut device = ModelDevice::open(&own, Some(group))?;
+    let mut device = ModelDevice::open(&own, None, Some(group))?;
     let ended = |outcome: Result<(), RunError>| match outcome {
         Err(RunError::Device(error)) => Err(PipelineError::Input(error)),
         // Process 0 tells its clients.

@@ -93,6 +93,10 @@ impl Request {
             more_outputs: Vec::new(),
         };
         request.set(&format!("pipeline={}", pipeline.name()));
+        if draws.one_in("platform", 3) {
+            // What is here: see `Ended::of`.
+            request.set("runtime.platform=auto");
+        }
         request.add_inputs(draws, inputs);
         if draws.one_in("other sampler", 4) {
             request.options.push("sampler");
