@@ -130,7 +130,7 @@ impl Local<'_> {
         carried.extend(first.into_values());
         let split = |c: &[Value]| Partial::from_values(&c[2..]);
         let (one, last) = (b.scalar(1.0, DType::I32), b.scalar(n as f64 - 1.0, DType::I32));
-        let c = b.counted_loop(n - 2, [&one, &last], &carried, |step, c| {
+        let c = b.counted_loop(n - 2, &one, &last, &carried, |step, c| {
             let next = [pass(&c[0]), pass(&c[1])];
             let joined = split(c).join(&attend(step, &c[0], &c[1]));
             next.into_iter().chain(joined.into_values()).collect()

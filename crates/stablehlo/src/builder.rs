@@ -98,7 +98,7 @@ pub(super) struct State {
     locations: bool,
     /// By name, in order.
     arguments: IndexMap<String, Argument>,
-    functions: BTreeMap<String, Function>,
+    pub functions: BTreeMap<String, Function>,
     error: Option<Error>,
 }
 
@@ -340,44 +340,6 @@ impl Builder {
         self.0.borrow_mut().regions.last_mut().map(|r| std::mem::take(&mut r.text)).unwrap_or_default()
     }
 
-    /// Defines a private function once and calls it: `name` must identify the body for the given argument types.
-    pub fn call(&self, name: &str, arguments: &[Value], body: impl FnOnce(&[Value]) -> Vec<Value>) -> Vec<Value> {
-        let types: Vec<Type> = arguments.iter().map(|a| a.ty.clone()).collect();
-        let key = function_name(name, &types);
-        let known = self.0.borrow().functions.get(&key).map(|f| f.results.clone());
-        let results = known.unwrap_or_else(|| self.define(&key, &types, body));
-        let known = self.0.borrow().functions.get(&key).map(|f| (f.dot_flops, f.work.clone()));
-        let (dot_flops, work) = known.unwrap_or_default();
-        self.0.borrow_mut().dot_flops += dot_flops;
-        self.0.borrow_mut().work.extend(&work);
-        let operands = list(arguments.iter().map(|a| self.name_of(a)));
-        let text = format!("func.call @\"{key}\"({operands}) : ({}) -> ({})", list(types.iter()), list(results.iter()));
-        self.op_many("call", text, &results)
-    }
-
-    fn define(&self, key: &str, types: &[Type], body: impl FnOnce(&[Value]) -> Vec<Value>) -> Vec<Type> {
-        let (before, mark) = (self.0.borrow().dot_flops, self.0.borrow().work.mark());
-        self.push_region(RegionKind::Isolated);
-        let parameters: Vec<Value> = types.iter().map(|t| self.value(self.fresh(), t.clone())).collect();
-        let results = body(&parameters);
-        let names = list(results.iter().map(|r| self.name_of(r)));
-        let result_types: Vec<Type> = results.iter().map(|r| r.ty.clone()).collect();
-        let region = self.pop_region();
-        let signature = list(parameters.iter().map(|p| format!("{}: {}", p.name, p.ty)));
-        let returned = list(result_types.iter());
-        let text = format!(
-            "  func.func private @\"{key}\"({signature}) -> ({returned}) {{\n{}    return {names} : {returned}\n  }}\n",
-            region.text
-        );
-        let mut s = self.0.borrow_mut();
-        let dot_flops = s.dot_flops - before;
-        s.dot_flops = before;
-        let work = s.work.take(mark);
-        s.functions.insert(key.to_string(), Function { text, results: result_types.clone(), dot_flops, work });
-        drop(s);
-        result_types
-    }
-
     /// Finishes the program with its named results.
     ///
     /// # Errors
@@ -447,18 +409,6 @@ impl Builder {
     pub fn scalar(&self, value: f64, dtype: DType) -> Value {
         self.full(value, Type::scalar(dtype))
     }
-}
-
-fn function_name(name: &str, types: &[Type]) -> String {
-    let mut key = name.to_string();
-    for t in types {
-        key.push('_');
-        for d in &t.dims {
-            key.push_str(&format!("{d}x"));
-        }
-        key.push_str(t.dtype.name());
-    }
-    key
 }
 
 impl Value {

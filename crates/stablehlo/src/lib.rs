@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 mod builder;
+mod counting;
 mod dtype;
 mod error;
 mod ops;

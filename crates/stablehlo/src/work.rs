@@ -1,8 +1,7 @@
 //! What one device does in a program: its matmuls, and what it receives from others.
 
 use super::DType;
-use super::builder::{Builder, Value};
-use super::sharding::{Groups, Sharding};
+use super::sharding::Groups;
 
 /// A matmul as one device runs it, or attention in a fused kernel.
 #[derive(Clone, Debug, PartialEq)]
@@ -85,47 +84,5 @@ impl Work {
     /// FLOPs of all matmuls.
     pub fn flops(&self) -> f64 {
         self.matmuls.iter().map(|m| m.flops * m.times).sum()
-    }
-}
-
-impl Builder {
-    /// Adds attention that a custom call computes: of queries `[rows, queries, heads, dim]` to keys and values of that form.
-    pub fn count_attention(&self, q: &Value, k: &Value, v: &Value, is_partial: bool) {
-        let [rows, queries, heads, dim] = [0, 1, 2, 3].map(|axis| q.dim(axis));
-        let keys = k.dim(1);
-        let flops = 4.0 * (rows * heads * queries * keys * dim) as f64;
-        let [of_q, of_k, of_v] = [q, k, v].map(|x| self.local_bytes(x));
-        let attention = Some(Attention { heads: rows * heads, queries, keys, is_partial });
-        let matmul = Matmul { flops, bytes: [of_q, of_k + of_v, of_q], dtype: q.dtype(), attention, times: 1.0 };
-        self.0.borrow_mut().work.matmuls.push(matmul);
-    }
-
-    /// Adds a collective whose result on one device is `bytes`.
-    pub(super) fn count_transfer(&self, pattern: Pattern, bytes: f64, groups: &Groups) {
-        if groups.size() > 1 {
-            let transfer = Transfer { pattern, bytes, groups: groups.clone(), times: 1.0 };
-            self.0.borrow_mut().work.transfers.push(transfer);
-        }
-    }
-
-    /// Adds the all-reduce of a value whose parts are sums over devices along `axes`.
-    pub(super) fn count_sum(&self, of: &Value, axes: &[String]) {
-        let names: Vec<&str> = axes.iter().map(String::as_str).collect();
-        let groups = self.0.borrow().mesh.as_ref().map(|mesh| mesh.groups(&names));
-        if let (Some(groups), false) = (groups, self.is_manual() || axes.is_empty()) {
-            self.count_transfer(Pattern::AllReduce, self.local_bytes(of), &groups);
-        }
-    }
-
-    /// Adds the all-gather that a constraint asks for: over the axes of `from` that `to` does not have.
-    pub(super) fn count_gather(&self, from: &Value, to: &Sharding) {
-        let Some(own) = &from.sharding else { return };
-        let kept: Vec<&String> = to.0.iter().flatten().collect();
-        let gone: Vec<&str> = own.0.iter().flatten().filter(|a| !kept.contains(a)).map(String::as_str).collect();
-        let groups = self.0.borrow().mesh.as_ref().map(|mesh| mesh.groups(&gone));
-        if let (Some(groups), false) = (groups, gone.is_empty()) {
-            let bytes = self.local_bytes(from) * groups.size() as f64;
-            self.count_transfer(Pattern::AllGather, bytes, &groups);
-        }
     }
 }

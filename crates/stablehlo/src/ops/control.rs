@@ -129,7 +129,8 @@ impl Builder {
     pub fn counted_loop(
         &self,
         count: usize,
-        [begin, end]: [&Value; 2],
+        begin: &Value,
+        end: &Value,
         init: &[Value],
         body: impl FnOnce(&Value, &[Value]) -> Vec<Value>,
     ) -> Vec<Value> {
@@ -150,6 +151,6 @@ impl Builder {
         body: impl FnOnce(&Value, &[Value]) -> Vec<Value>,
     ) -> Vec<Value> {
         let (begin, end) = (self.scalar(0.0, DType::I32), self.scalar(count as f64, DType::I32));
-        self.counted_loop(count, [&begin, &end], init, body)
+        self.counted_loop(count, &begin, &end, init, body)
     }
 }

@@ -5,7 +5,7 @@ use std::ops;
 
 use crate::DType;
 use crate::builder::{Builder, Value};
-use crate::propagation::merged;
+use crate::counting::merged;
 use crate::types::{Type, broadcast};
 
 /// The direction of a comparison; StableHLO has the same names in capitals.

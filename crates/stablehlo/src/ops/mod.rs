@@ -1,5 +1,6 @@
 //! The operations, one family a file. Every operation checks its operands and infers its result.
 
+mod call;
 mod collective;
 mod control;
 mod conv;

@@ -1,7 +1,7 @@
 //! Constants and operations that move or rearrange elements.
 
 use crate::builder::{Builder, Value};
-use crate::propagation::merged;
+use crate::counting::merged;
 use crate::types::{Type, list};
 use crate::{DType, Element};
 

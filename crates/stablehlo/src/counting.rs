@@ -1,0 +1,150 @@
+//! Shardings of values and what one device does, kept while a program is written.
+
+use super::builder::{Builder, Value};
+use super::propagation::{Known, known};
+use super::sharding::{Groups, Sharding};
+use super::work::{Attention, Matmul, Pattern, Transfer};
+
+impl Value {
+    /// The same value with a sharding.
+    pub(super) fn with_sharding(self, sharding: Known) -> Value {
+        Value { sharding, ..self }
+    }
+
+    /// Mesh axes that split a dimension; none inside a manual region, where a value is one device's own.
+    pub(super) fn axes_of(&self, dim: usize) -> Vec<String> {
+        if self.b.is_manual() {
+            return Vec::new();
+        }
+        self.sharding.as_ref().and_then(|s| s.0.get(dim).cloned()).unwrap_or_default()
+    }
+
+    /// Sharding of a result whose dimension `i` is this value's dimension `from[i]`, or a new one.
+    pub(super) fn carried(&self, from: impl IntoIterator<Item = Option<usize>>) -> Known {
+        self.sharding.as_ref()?;
+        known(from.into_iter().map(|dim| dim.map_or_else(Vec::new, |dim| self.axes_of(dim))).collect())
+    }
+
+    /// Sharding of a result of the same dimensions but for one, whose parts are others.
+    pub(super) fn carried_but(&self, changed: usize) -> Known {
+        self.carried((0..self.rank()).map(|i| (i != changed).then_some(i)))
+    }
+
+    /// Sharding of the same elements in row-major order under other dimensions. Mesh axes stay on the outermost dimensions of
+    /// those that are joined or taken apart together, where these divide.
+    pub(super) fn carried_through_reshape(&self, to: &[usize]) -> Known {
+        self.sharding.as_ref()?;
+        let from = self.dims();
+        let mut dims = vec![Vec::new(); to.len()];
+        let (mut i, mut j) = (0, 0);
+        while i < from.len() && j < to.len() {
+            let (first, start) = (i, j);
+            let (mut a, mut b) = (from[i], to[j]);
+            while a != b {
+                // The sizes have the same product: one of them can grow.
+                if a < b && i + 1 < from.len() {
+                    i += 1;
+                    a *= from[i];
+                } else if j + 1 < to.len() {
+                    j += 1;
+                    b *= to[j];
+                } else {
+                    return known(dims);
+                }
+            }
+            (i, j) = (i + 1, j + 1);
+            let mut axes = self.outer_axes(first..i).into_iter().peekable();
+            for at in start..j {
+                let mut left = to[at];
+                while let Some(size) = axes.peek().and_then(|axis| self.b.parts(std::slice::from_ref(axis))) {
+                    if !left.is_multiple_of(size) {
+                        break;
+                    }
+                    left /= size;
+                    dims[at].extend(axes.next());
+                }
+                if left > 1 {
+                    break;
+                }
+            }
+        }
+        known(dims)
+    }
+
+    /// Mesh axes of the outermost of some dimensions, and of the next where those have one element a device.
+    fn outer_axes(&self, dims: std::ops::Range<usize>) -> Vec<String> {
+        let mut all = Vec::new();
+        for dim in dims {
+            let own = self.axes_of(dim);
+            let whole = self.b.parts(&own) == Some(self.ty.dims[dim]);
+            all.extend(own);
+            if !whole {
+                break;
+            }
+        }
+        all
+    }
+}
+
+/// Sharding of an elementwise result: of each dimension the first operand's that splits it.
+pub(super) fn merged(operands: &[&Value]) -> Known {
+    let rank = operands.iter().find(|v| v.sharding.is_some())?.rank();
+    let split = |dim: usize| operands.iter().map(|v| v.axes_of(dim)).find(|axes| !axes.is_empty());
+    known((0..rank).map(|dim| split(dim).unwrap_or_default()).collect())
+}
+
+impl Builder {
+    /// Number of devices along mesh axes; `None` for an axis that the mesh has not.
+    pub(super) fn parts(&self, axes: &[String]) -> Option<usize> {
+        let s = self.0.borrow();
+        axes.iter().map(|axis| s.mesh.as_ref().and_then(|mesh| mesh.size(axis))).product()
+    }
+
+    /// Bytes of a value on one device.
+    pub(super) fn local_bytes(&self, v: &Value) -> f64 {
+        let axes: Vec<String> = (0..v.rank()).flat_map(|dim| v.axes_of(dim)).collect();
+        v.ty.bytes() as f64 / self.parts(&axes).unwrap_or(1) as f64
+    }
+}
+
+impl Builder {
+    /// Adds attention that a custom call computes: of queries `[rows, queries, heads, dim]` to keys and values of that form.
+    pub fn count_attention(&self, q: &Value, k: &Value, v: &Value, is_partial: bool) {
+        let [rows, queries, heads, dim] = [0, 1, 2, 3].map(|axis| q.dim(axis));
+        let keys = k.dim(1);
+        let flops = 4.0 * (rows * heads * queries * keys * dim) as f64;
+        let [of_q, of_k, of_v] = [q, k, v].map(|x| self.local_bytes(x));
+        let attention = Some(Attention { heads: rows * heads, queries, keys, is_partial });
+        let matmul = Matmul { flops, bytes: [of_q, of_k + of_v, of_q], dtype: q.dtype(), attention, times: 1.0 };
+        self.0.borrow_mut().work.matmuls.push(matmul);
+    }
+
+    /// Adds a collective whose result on one device is `bytes`.
+    pub(super) fn count_transfer(&self, pattern: Pattern, bytes: f64, groups: &Groups) {
+        if groups.size() > 1 {
+            let transfer = Transfer { pattern, bytes, groups: groups.clone(), times: 1.0 };
+            self.0.borrow_mut().work.transfers.push(transfer);
+        }
+    }
+
+    /// Adds the all-reduce of a value whose parts are sums over devices along `axes`.
+    pub(super) fn count_sum(&self, of: &Value, axes: &[String]) {
+        let names: Vec<&str> = axes.iter().map(String::as_str).collect();
+        let groups = self.0.borrow().mesh.as_ref().map(|mesh| mesh.groups(&names));
+        if let (Some(groups), false) = (groups, self.is_manual() || axes.is_empty()) {
+            self.count_transfer(Pattern::AllReduce, self.local_bytes(of), &groups);
+        }
+    }
+
+    /// Adds the all-gather that a constraint asks for: over the axes of `from` that `to` does not have.
+    pub(super) fn count_gather(&self, from: &Value, to: &Sharding) {
+        let Some(own) = &from.sharding else { return };
+        let kept: Vec<&String> = to.0.iter().flatten().collect();
+        let gone: Vec<&str> = own.0.iter().flatten().filter(|a| !kept.contains(a)).map(String::as_str).collect();
+        let groups = self.0.borrow().mesh.as_ref().map(|mesh| mesh.groups(&gone));
+        if let (Some(groups), false) = (groups, gone.is_empty()) {
+            let bytes = self.local_bytes(from) * groups.size() as f64;
+            self.count_transfer(Pattern::AllGather, bytes, &groups);
+        }
+    }
+}
