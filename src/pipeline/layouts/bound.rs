@@ -22,6 +22,8 @@ pub struct Bound {
     pub(crate) memory: f64,
     /// Milliseconds of collectives; received bytes where the chip is unknown.
     pub links: f64,
+    /// The part of `links` that gathers stored weights, which nothing has to wait for.
+    pub(super) stored: f64,
 }
 
 impl Bound {
@@ -52,9 +54,10 @@ pub fn bound(
     blocks: usize,
 ) -> Bound {
     let mesh = &layout.mesh;
-    let demands = demands(network, layout, blocks);
+    let (stored, others) = (stored(network, layout, blocks), others(network, layout, blocks));
+    let demands = || stored.iter().chain(&others);
     let Some(chip) = chip else {
-        return Bound { links: demands.iter().map(|d| d.wire).sum(), ..Bound::default() };
+        return Bound { links: demands().map(|d| d.wire).sum(), ..Bound::default() };
     };
     let seconds = |d: &Demand| {
         let names: Vec<&str> = d.axes.iter().map(String::as_str).collect();
@@ -71,7 +74,8 @@ pub fn bound(
     Bound {
         compute: work.compute * 1e3,
         memory: work.memory * 1e3,
-        links: demands.iter().map(seconds).sum::<f64>() * 1e3,
+        links: demands().map(seconds).sum::<f64>() * 1e3,
+        stored: stored.iter().map(seconds).sum::<f64>() * 1e3,
     }
 }
 
@@ -113,8 +117,9 @@ fn size(ty: &Type, sharding: &Sharding, mesh: &Mesh) -> f64 {
     sharding.local(ty, mesh).map_or(0.0, |local| local.bytes() as f64)
 }
 
-fn demands(network: &Network, layout: &Layout, blocks: usize) -> Vec<Demand> {
-    let mut all = stored(network, layout, blocks);
+/// Collectives of activations.
+fn others(network: &Network, layout: &Layout, blocks: usize) -> Vec<Demand> {
+    let mut all = Vec::new();
     if let Some(tokens) = VideoTokens::of(network, layout, blocks) {
         all.extend(tokens.attention(&layout.context_parallel, layout));
         all.extend(tokens.sums(layout));

@@ -108,7 +108,8 @@ impl<'a> Estimator<'a> {
             let bound = bound(&network, &build.layout, chip, build.quantization, blocks);
             let evaluations = (l.steps * runs) as f64;
             let program = &network.program;
-            cost += evaluations * chip.map_or_else(|| received(program), |chip| StepTime::of(program, chip).total());
+            cost += evaluations
+                * chip.map_or_else(|| received(program), |chip| StepTime::of(program, chip).beside(bound.stored));
             flops += evaluations * program.work.flops();
             least += evaluations * bound.cost();
             networks.push(network);
