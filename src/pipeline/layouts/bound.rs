@@ -22,8 +22,8 @@ pub struct Bound {
     pub(crate) memory: f64,
     /// Milliseconds of collectives; received bytes where the chip is unknown.
     pub links: f64,
-    /// The part of `links` that gathers stored weights, which nothing has to wait for.
-    pub(super) stored: f64,
+    /// The part of `links` that gathers weights.
+    pub(super) weights: f64,
 }
 
 impl Bound {
@@ -54,8 +54,8 @@ pub fn bound(
     blocks: usize,
 ) -> Bound {
     let mesh = &layout.mesh;
-    let (stored, others) = (stored(network, layout, blocks), others(network, layout, blocks));
-    let demands = || stored.iter().chain(&others);
+    let (gathered, activations) = (of_weights(network, layout, blocks), of_activations(network, layout, blocks));
+    let demands = || gathered.iter().chain(&activations);
     let Some(chip) = chip else {
         return Bound { links: demands().map(|d| d.wire).sum(), ..Bound::default() };
     };
@@ -75,7 +75,7 @@ pub fn bound(
         compute: work.compute * 1e3,
         memory: work.memory * 1e3,
         links: demands().map(seconds).sum::<f64>() * 1e3,
-        stored: stored.iter().map(seconds).sum::<f64>() * 1e3,
+        weights: gathered.iter().map(seconds).sum::<f64>() * 1e3,
     }
 }
 
@@ -117,15 +117,20 @@ fn size(ty: &Type, sharding: &Sharding, mesh: &Mesh) -> f64 {
     sharding.local(ty, mesh).map_or(0.0, |local| local.bytes() as f64)
 }
 
+/// Collectives of weights.
+fn of_weights(network: &Network, layout: &Layout, blocks: usize) -> Vec<Demand> {
+    let split = VideoTokens::of(network, layout, blocks).and_then(|tokens| tokens.split_weights(network, layout));
+    stored(network, layout, blocks).into_iter().chain(split).collect()
+}
+
 /// Collectives of activations.
-fn others(network: &Network, layout: &Layout, blocks: usize) -> Vec<Demand> {
-    let mut all = Vec::new();
-    if let Some(tokens) = VideoTokens::of(network, layout, blocks) {
-        all.extend(tokens.attention(&layout.context_parallel, layout));
+fn of_activations(network: &Network, layout: &Layout, blocks: usize) -> Vec<Demand> {
+    let of = |tokens: VideoTokens| {
+        let mut all = tokens.attention(&layout.context_parallel, layout);
         all.extend(tokens.sums(layout));
-        all.extend(tokens.split_weights(network, layout));
-    }
-    all
+        all
+    };
+    VideoTokens::of(network, layout, blocks).map(of).unwrap_or_default()
 }
 
 /// All-gathers of FSDP-sharded weights, once per step.
