@@ -319,7 +319,6 @@ fn fragment_time(fragment: &[u8]) -> Option<(u32, u64)> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use std::sync::Arc;
 

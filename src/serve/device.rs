@@ -100,5 +100,5 @@ pub trait Made: Send {
 
     /// Keeps frames, samples and latents of a video that cannot be written as one of [`KEPT`](super::store::KEPT) in its folder, and
     /// logs where.
-    fn keep(&mut self, _folder: &Path) {}
+    fn keep(&mut self, folder: &Path);
 }

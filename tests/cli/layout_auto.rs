@@ -74,10 +74,12 @@ fn check_names_a_layout_that_is_faster_by_a_twentieth() {
     let line = slow["faster"].as_str().expect("a faster layout");
     let (own, best) = line.strip_prefix("layout ").and_then(|l| l.split_once(" predicted; ")).expect("two estimates");
     assert!(estimate(own).2 > cost / 0.95 && estimate(best) == (layout, mesh, cost), "{line}");
-    // Neither the fastest nor one that is hardly slower has a faster one.
+    // Bytes say nothing of what devices repeat.
+    let repeating = check("sequence", "context=4")["faster"].to_string();
+    assert!(repeating.ends_with(" % of the work\""), "{repeating}");
+    // The fastest has no faster one, and the next is another.
     assert_eq!(check(layout, mesh)["faster"], Value::Null);
-    assert!(more < cost / 0.95, "{auto}");
-    assert_eq!(check(other, its_mesh)["faster"], Value::Null);
+    assert!((layout, mesh) != (other, its_mesh) && more >= cost, "{auto}");
     // On a mesh that is asked for, as a run takes it.
     let auto = check("auto", "tensor=4")["auto"].clone();
     assert!(

@@ -231,6 +231,8 @@ pub fn frames_of(job: &Accepted) -> String {
 }
 
 impl Made for ScriptedMade {
+    fn keep(&mut self, _: &Path) {}
+
     fn write(&mut self, folder: &Path) -> Result<Produced, Failure> {
         self.tries += 1;
         std::thread::sleep(Duration::from_secs_f64(word(self.job.prompt(), "write_ms").unwrap_or(0.0) / 1000.0));

@@ -81,7 +81,11 @@ impl<'a> Estimator<'a> {
         let programs = Programs::of(&alone, None)?;
         let all = programs.loops(config.sampler.steps);
         let asked = match only {
-            Some(kind) => vec![all.into_iter().find(|(k, _)| *k == kind).unwrap_or((kind, 1))],
+            Some(kind) => match all.into_iter().find(|(k, _)| *k == kind) {
+                Some(of_run) => vec![of_run],
+                // No layout can give the configuration a program that it does not have.
+                None => programs.network(kind, &build).map(|_| vec![(kind, 1)])?,
+            },
             None => all,
         };
         let loops = asked.into_iter().map(|(kind, steps)| Loop { kind, steps }).collect();

@@ -35,7 +35,7 @@ pub(crate) struct Ranking {
 const WORTH_NAMING: f64 = 0.05;
 
 /// FLOPs of a device beyond which a layout repeats work, in those of the layout with the fewest.
-const REPEATED: f64 = 1.1;
+const REPEATED: f64 = 1.25;
 
 /// Shipped layouts for devices, on the configuration's mesh where it names one.
 ///
@@ -188,9 +188,13 @@ pub(crate) fn faster(config: &Config, devices: Devices) -> Result<Option<String>
     let Ok((own, _)) = estimator.estimate(&point) else { return Ok(None) };
     let ranking = ranking_by(&estimator, config, None)?;
     let best = &ranking.first;
-    Ok(saved(own.cost, best.cost).filter(|_| best.fits).map(|saved| {
+    // Of an unknown chip costs are bytes, which say nothing of repeated work.
+    let repeated = (!ranking.timed && own.flops > REPEATED * best.flops).then(|| 1.0 - best.flops / own.flops);
+    let of_cost = saved(own.cost, best.cost).map(|saved| (saved, ""));
+    let saved = of_cost.or_else(|| repeated.map(|saved| (saved, " of the work")));
+    Ok(saved.filter(|_| best.fits).map(|(saved, of)| {
         let (own, best) = (ranking.said(&own), ranking.said(best));
-        format!("layout {own} predicted; {best} would save {:.0} %", saved * 100.0)
+        format!("layout {own} predicted; {best} would save {:.0} %{of}", saved * 100.0)
     }))
 }
 

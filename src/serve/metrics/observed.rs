@@ -345,6 +345,10 @@ struct ObservedMade {
 }
 
 impl Made for ObservedMade {
+    fn keep(&mut self, folder: &Path) {
+        self.inner.keep(folder);
+    }
+
     fn write(&mut self, folder: &Path) -> Result<Produced, Failure> {
         let since = Instant::now();
         let result = self.inner.write(folder);
