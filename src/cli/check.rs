@@ -247,6 +247,12 @@ impl<'a> Survey<'a> {
     }
 }
 
+fn opened(args: &Args) -> anyhow::Result<Arc<ModelSource>> {
+    let source = ModelSource::open(&args.model, &args.components.overrides())?;
+    source.refuse_unread()?;
+    Ok(Arc::new(source))
+}
+
 /// Verdict on one request: whether `generate` would run it on this model.
 fn verify(args: &Args) -> anyhow::Result<()> {
     let loaded = args.loaded()?;
@@ -263,8 +269,12 @@ fn verify(args: &Args) -> anyhow::Result<()> {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     args.check_effect()?;
-    let source = Arc::new(ModelSource::open(&args.model, &args.components.overrides())?);
-    source.refuse_unread()?;
+    let source = opened(args);
+    if source.is_err() && args.names_request() {
+        // Of several faults, the one that a run names.
+        verify(args)?;
+    }
+    let source = source?;
     let survey = Survey::new(&source, Model { path: args.model.clone(), ..args.components.model() });
     let (findings, configs) = (&survey.findings, &survey.configs);
     let version = source.version().map_or_else(|_| "unknown".to_string(), |v| v.to_string());

@@ -319,6 +319,7 @@ fn fragment_time(fragment: &[u8]) -> Option<(u32, u64)> {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use std::sync::Arc;
 

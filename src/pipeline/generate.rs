@@ -49,6 +49,14 @@ pub trait Observer {
     }
 }
 
+/// Warns where a sidecar was written with another plugin. The program's own version is compared before.
+fn warn_of_plugin(session: &Session, options: &GenerateOptions) {
+    if let Some(sidecar) = options.sidecar.as_ref().filter(|_| session.first) {
+        let plugin = json!({"pjrt": session.versions["pjrt"], "platform": session.versions["platform"]});
+        warn_of_versions(sidecar, &plugin);
+    }
+}
+
 /// Makes every video of `options.jobs`, alone or as one of several processes, of which the first writes them and tells
 /// of it.
 ///
@@ -73,11 +81,7 @@ pub fn generate(
     let Preflight { model, requests, inputs } = verified;
     let mut started = Instant::now();
     let mut session = Session::start(config, model, group)?;
-    if let Some(sidecar) = options.sidecar.as_ref().filter(|_| session.first) {
-        // The program's own version is compared before.
-        let plugin = json!({"pjrt": session.versions["pjrt"], "platform": session.versions["platform"]});
-        warn_of_versions(sidecar, &plugin);
-    }
+    warn_of_plugin(&session, options);
     session.runner.executor.on_load(observer.on_load());
     check_steps(&session, options)?;
     session.plan(options.dump.is_some(), group)?;

@@ -171,10 +171,19 @@ impl Module {
 
 /// A source without its unit tests: those in it end it, those in a file of their own are a line anywhere.
 fn untested(text: &str) -> String {
-    let mut parts = text.split("#[cfg(test)]\nmod ");
+    let mut parts = text.split("#[cfg(test)]\n");
     let mut kept = parts.next().unwrap_or_default().to_string();
     for part in parts {
-        let (head, rest) = part.split_once('\n').unwrap_or((part, ""));
+        // Other attributes may stand between.
+        let mut item = part;
+        while item.starts_with("#[") {
+            item = item.split_once('\n').map_or("", |(_, rest)| rest);
+        }
+        if !item.starts_with("mod ") {
+            kept.push_str(part);
+            continue;
+        }
+        let (head, rest) = item.split_once('\n').unwrap_or((item, ""));
         if !head.ends_with(';') {
             break;
         }
@@ -292,7 +301,7 @@ fn circles_are_found_through_reexports_and_paths() {
     assert_eq!(found(), "");
     write("a/inner.rs", "pub struct Thing;\nfn f() { crate::b::g::<u8>() }\n");
     assert_eq!(found(), "a::inner b");
-    write("a/inner.rs", "pub struct Thing;\n#[cfg(test)]\nmod tests {\n    use crate::b::B;\n}\n");
+    write("a/inner.rs", "pub struct Thing;\n#[cfg(test)]\n#[allow(lint)]\nmod tests {\n    use crate::b::B;\n}\n");
     assert_eq!(found(), "");
     write("a/inner.rs", "#[cfg(test)]\nmod tests;\n\nuse crate::b::B;\n");
     assert_eq!(found(), "a::inner b", "behind tests in a file of their own");

@@ -69,7 +69,7 @@ fn frames_before_a_panic_of_the_encoder_are_kept() {
     file.push_sound(&Array2::zeros((1, 48_000))).unwrap();
     file.push(good).unwrap();
     // Whether the encoder has ended by then is chance; at the end its error is there once.
-    let failed = file.push(small).and_then(|()| file.finish()).err().expect("it fails").to_string();
+    let failed = file.push(small).and_then(|()| file.finish()).map(drop).expect_err("it fails").to_string();
     assert!(failed.starts_with("the H.264 encoder panicked: "), "{failed}");
     assert_eq!((file.frames(), file.encoded_frames()), (16, 8));
     assert!(file.close().is_ok() && file.finish().is_err() && !path.exists(), "a part is not the video");
