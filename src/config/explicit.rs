@@ -17,6 +17,9 @@ use super::tree::{Tree, are_same};
 /// Most characters of a value that an error repeats.
 const SHOWN: usize = 60;
 
+/// Keys that ask for work by each of their values, also by the one that holds without being written.
+const ASKING: [&str; 1] = ["two_stage.upsample"];
+
 /// A written value without effect.
 struct Fault {
     key: &'static str,
@@ -141,7 +144,9 @@ impl Loaded {
         let found = leaves.into_iter().find(|(path, origin)| {
             let value = self.tree.get(path).map(Tree::to_value).unwrap_or_default();
             let base = self.below.get(path).map(Tree::to_value).unwrap_or_default();
-            written(origin) && !are_same(&value, &base) && !is_off(path, &value) && !by_reference(&value)
+            let asks = ASKING.contains(&key) && !matches!(origin, ValueOrigin::File { .. });
+            let holds = !asks && are_same(&value, &base);
+            written(origin) && !holds && !is_off(path, &value) && !by_reference(&value)
         });
         found.map(|(_, origin)| origin.clone())
     }
@@ -238,6 +243,8 @@ mod tests {
             ("ltx2_distilled", &["request.negative_prompt=blurry"], "no step reads the negative prompt"),
             ("ltx2", &["pipeline=text_to_audio", "request.width=512"], "the pipeline text_to_audio makes no video"),
             ("ltx2", &["sampler.step_noise=diffusers"], "no step draws noise"),
+            // The default of pipelines that have two stages.
+            ("ltx2", &["two_stage.upsample=[spatial_x2]"], "has one stage"),
         ] {
             let error = effect(file, set).expect_err(want).to_string();
             assert!(error.contains(want) && error.contains("; "), "{set:?}: {error}");

@@ -71,11 +71,11 @@ impl AttentionKernel {
 pub fn attention(kernel: Kernel, q: &Value, k: &Value, v: &Value, bias: Option<&Value>, scale: f64) -> Value {
     match kernel {
         Kernel::Cudnn { .. } if kernel.supports(q, k, cudnn::unsupported_reason(q, k, bias)) => {
-            q.builder().count_attention(q, k, v, false);
+            q.builder().count_attention(q, k, v);
             return cudnn::attention(q, k, v, bias, scale);
         }
         Kernel::Mosaic(tpu) if kernel.supports(q, k, mosaic::unsupported_reason(q, k, v, bias)) => {
-            q.builder().count_attention(q, k, v, false);
+            q.builder().count_attention(q, k, v);
             return mosaic::attention(q, k, v, bias, scale, tpu);
         }
         _ => {}
@@ -112,12 +112,12 @@ impl Partial {
     pub fn of(kernel: Kernel, q: &Value, k: &Value, v: &Value, bias: Option<&Value>, scale: f64) -> Self {
         match kernel {
             Kernel::Cudnn { .. } if kernel.supports(q, k, cudnn::partial_unsupported_reason(q, k, bias)) => {
-                q.builder().count_attention(q, k, v, true);
+                q.builder().count_attention(q, k, v);
                 let [values, log_sum] = cudnn::partial(q, k, v, bias, scale);
                 return Partial::of_normalized(&values, log_sum);
             }
             Kernel::Mosaic(tpu) if kernel.supports(q, k, mosaic::unsupported_reason(q, k, v, bias)) => {
-                q.builder().count_attention(q, k, v, true);
+                q.builder().count_attention(q, k, v);
                 return Partial::from_values(&mosaic::partial(q, k, v, bias, scale, tpu));
             }
             _ => {}

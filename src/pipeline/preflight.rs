@@ -45,19 +45,20 @@ impl Preflight {
     /// # Errors
     /// The first thing that the run would fail at before it compiles a program.
     pub fn of(config: &Config, jobs: &[Job], sidecar: Option<&Sidecar>) -> Result<Self> {
-        let config = &duration::longest(config, jobs)?;
+        // Of a predicted number of frames the longest: what predicts it is a component of the run all the same.
+        let (asked, config) = (config, &duration::longest(config, jobs)?);
         // What no model of this generation can do, and components that do not fit each other, are said before what files lack.
         let programs = match Programs::of(config, None) {
             Err(error @ (PipelineError::Usage(_) | PipelineError::Input(_))) => return Err(error),
             other => other,
         };
-        let model = Model::of(config)?;
+        let model = Model::of(asked)?;
         let requests = requests(config, jobs, &model)?;
         let programs = programs?;
         check_placement(config, &programs)?;
         setup::round_trip(&mut config.clone(), None)?;
         Loras::open(&config.model)?.check(&model.weights)?;
-        model.identity(config)?;
+        model.identity(asked)?;
         recorded::check_rerun(config, sidecar, &model)?;
         Ok(Preflight { inputs: inputs(config)?, model, requests })
     }

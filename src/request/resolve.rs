@@ -238,8 +238,11 @@ fn stg_blocks(
     for ((stream, own), blocks) in Av::NAMES.zip(own).zip(blocks.as_ref()) {
         if let Some(bad) = blocks.iter().find(|b| **b >= layers) {
             let stream = own.stg_blocks.as_ref().map_or(String::new(), |_| format!("{stream}."));
-            let message =
-                format!("guidance.{stream}stg_blocks: {bad} is not a block of this model, which has {layers}");
+            let message = format!(
+                "guidance.{stream}stg_blocks: {bad} is not a block of this model, which has {layers}; name blocks from 0 to {}, \
+                 or set --stg-scale 0",
+                layers - 1
+            );
             return Err(RequestError::Usage(message));
         }
     }
@@ -376,9 +379,15 @@ mod tests {
         assert_eq!(given(Pipeline::VideoToAudio, None), [none(), vec![2]]);
         let fault = |set: &[&str]| blocks(&c, set).expect_err("no such block").to_string();
         let wrong = fault(&["guidance.stg_blocks=[29]", "guidance.video.stg=1"]);
-        assert_eq!(wrong, "guidance.stg_blocks: 29 is not a block of this model, which has 4");
+        assert_eq!(
+            wrong,
+            "guidance.stg_blocks: 29 is not a block of this model, which has 4; name blocks from 0 to 3, or set --stg-scale 0"
+        );
         let wrong = fault(&["guidance.audio.stg_blocks=[4]", "guidance.audio.stg=1"]);
-        assert_eq!(wrong, "guidance.audio.stg_blocks: 4 is not a block of this model, which has 4");
+        assert_eq!(
+            wrong,
+            "guidance.audio.stg_blocks: 4 is not a block of this model, which has 4; name blocks from 0 to 3, or set --stg-scale 0"
+        );
     }
 
     #[test]

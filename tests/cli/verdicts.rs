@@ -176,6 +176,34 @@ fn a_duration_head_of_other_widths_is_refused() {
     assert!(code != Some(0) && error.contains(want), "{error}");
 }
 
+/// What predicts the number of frames is read where it is asked for, and only there.
+#[needs(nothing)]
+fn a_damaged_duration_head_is_refused_where_frames_are_predicted() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let model = model_of(folder.path(), "tiny_2_5", &[]);
+    let head = model.join("duration_head");
+    let files = fs::canonicalize(&head).and_then(fs::read_dir).expect("a folder");
+    fs::remove_file(&head).and_then(|()| fs::create_dir(&head)).expect("a folder");
+    for file in files.map(|file| file.expect("a file").path()) {
+        let mut bytes = fs::read(&file).expect("bytes");
+        if file.extension().is_some_and(|extension| extension == "safetensors") {
+            bytes.truncate(bytes.len() - 4);
+        }
+        fs::write(head.join(file.file_name().expect("a name")), bytes).expect("written");
+    }
+    let out = folder.path().join("out.mp4");
+    for (frames, want) in [("auto", Some("truncated")), ("9", None)] {
+        let set = format!("request.num_frames={frames}");
+        let own = ["--set", &set, "--set", "guidance.video.stg=0", "--set", "guidance.audio.stg=0"];
+        let generate = [&["generate", "-m", utf8(&model), "-p", "a ball", "-o", utf8(&out), "--dry-run"], &own[..]];
+        for arguments in [generate.concat(), [&["check", utf8(&model)], &own[..]].concat()] {
+            let (code, error) = verdict(&arguments);
+            assert_eq!(code == Some(0), want.is_none(), "{arguments:?}: {error}");
+            assert!(error.contains(want.unwrap_or_default()), "{arguments:?}: {error}");
+        }
+    }
+}
+
 #[needs(nothing)]
 fn flags_that_change_nothing_are_refused() {
     let folder = tempfile::tempdir().expect("a folder");

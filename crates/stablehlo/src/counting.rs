@@ -109,12 +109,12 @@ impl Builder {
 
 impl Builder {
     /// Adds attention that a custom call computes: of queries `[rows, queries, heads, dim]` to keys and values of that form.
-    pub fn count_attention(&self, q: &Value, k: &Value, v: &Value, is_partial: bool) {
+    pub fn count_attention(&self, q: &Value, k: &Value, v: &Value) {
         let [rows, queries, heads, dim] = [0, 1, 2, 3].map(|axis| q.dim(axis));
         let keys = k.dim(1);
         let flops = 4.0 * (rows * heads * queries * keys * dim) as f64;
         let [of_q, of_k, of_v] = [q, k, v].map(|x| self.local_bytes(x));
-        let attention = Some(Attention { heads: rows * heads, queries, keys, is_partial });
+        let attention = Some(Attention { heads: rows * heads, queries });
         let matmul = Matmul { flops, bytes: [of_q, of_k + of_v, of_q], dtype: q.dtype(), attention, times: 1.0 };
         self.0.borrow_mut().work.matmuls.push(matmul);
     }

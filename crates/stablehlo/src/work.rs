@@ -24,9 +24,6 @@ pub struct Attention {
     /// Heads of all rows.
     pub heads: usize,
     pub queries: usize,
-    pub keys: usize,
-    /// Whether it is of a part of the keys, and is joined with that of others.
-    pub is_partial: bool,
 }
 
 /// Pattern of a collective.
