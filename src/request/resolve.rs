@@ -240,7 +240,7 @@ fn stg_blocks(
             let stream = own.stg_blocks.as_ref().map_or(String::new(), |_| format!("{stream}."));
             let message = format!(
                 "guidance.{stream}stg_blocks: {bad} is not a block of this model, which has {layers}; name blocks from 0 to {}, \
-                 or set --stg-scale 0",
+                 or turn STG off",
                 layers - 1
             );
             return Err(RequestError::Usage(message));
@@ -381,12 +381,12 @@ mod tests {
         let wrong = fault(&["guidance.stg_blocks=[29]", "guidance.video.stg=1"]);
         assert_eq!(
             wrong,
-            "guidance.stg_blocks: 29 is not a block of this model, which has 4; name blocks from 0 to 3, or set --stg-scale 0"
+            "guidance.stg_blocks: 29 is not a block of this model, which has 4; name blocks from 0 to 3, or turn STG off"
         );
         let wrong = fault(&["guidance.audio.stg_blocks=[4]", "guidance.audio.stg=1"]);
         assert_eq!(
             wrong,
-            "guidance.audio.stg_blocks: 4 is not a block of this model, which has 4; name blocks from 0 to 3, or set --stg-scale 0"
+            "guidance.audio.stg_blocks: 4 is not a block of this model, which has 4; name blocks from 0 to 3, or turn STG off"
         );
     }
 
