@@ -7,7 +7,7 @@ use super::error::ConfigError;
 use super::layout;
 use super::legal::{FRAME_STEP, Fault, around, fail};
 use super::pipeline::Pipeline;
-use super::schema::{Config, GivenAudio, NumFrames, Reference, Scales, TwoStage, WeightSource};
+use super::schema::{Config, GivenAudio, NumFrames, Reference, Retake, Scales, TwoStage, WeightSource};
 use super::tree::Tree;
 use crate::av::Av;
 use crate::models::upsampler::Upsampling;
@@ -135,16 +135,18 @@ fn check_source(config: &Config) -> Result<(), Fault> {
         return fail("conditioning.generated_keyframes", slots.to_string(), why);
     }
     let seconds = r.num_frames.count().unwrap_or(1) as f64 / r.frame_rate;
+    let shown = |span: &Retake| match span.to {
+        Some(to) => format!("{} to {to} s", span.from),
+        None => format!("{} s to the end", span.from),
+    };
+    let alone = |own: &str| format!("only the pipeline {own} reads it, and the pipeline is {}", name());
     match (&r.retake, pipeline) {
         (None, Pipeline::Retake) => {
             let why = "needs the span that is made anew: --retake FROM TO, or request.retake".into();
             return fail("pipeline", name(), why);
         }
         (Some(span), Pipeline::Retake) => {
-            let text = match span.to {
-                Some(to) => format!("{} to {to} s", span.from),
-                None => format!("{} s to the end", span.from),
-            };
+            let text = shown(span);
             if span.to.is_some_and(|to| span.from >= to) {
                 return fail("request.retake", text, "is empty; to must be after from".into());
             }
@@ -158,7 +160,7 @@ fn check_source(config: &Config) -> Result<(), Fault> {
                 return fail("request.retake", text, "is the whole video: say which span of it is made anew".into());
             }
         }
-        (Some(_), _) => return fail("request.retake", name(), "is the pipeline retake's alone".into()),
+        (Some(span), _) => return fail("request.retake", shown(span), alone("retake")),
         (None, _) => {}
     }
     match (&r.extend, pipeline) {
@@ -166,7 +168,7 @@ fn check_source(config: &Config) -> Result<(), Fault> {
             fail("pipeline", name(), "needs a duration: --extend SECONDS, or request.extend".into())
         }
         (Some(_), Pipeline::Extend) | (None, _) => Ok(()),
-        (Some(_), _) => fail("request.extend", name(), "is the pipeline extend's alone".into()),
+        (Some(extend), _) => fail("request.extend", format!("{} s", extend.seconds), alone("extend")),
     }
 }
 

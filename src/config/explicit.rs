@@ -2,7 +2,8 @@
 //!
 //! Presets, shipped files and sidecars hold values of several pipelines, or of all keys; theirs are never refused. Some values of
 //! a user's file are not refused either, since other runs of the file read them: components, negative prompts, and conventions
-//! that `reference` sets. A value that holds without being written, or that switches something off, is accepted everywhere.
+//! that `reference` sets. A value that holds without being written, or that switches something off, is accepted everywhere; only keys of
+//! [`ASKING`] are refused with any value of a flag or `--set`.
 
 use serde_json::Value;
 

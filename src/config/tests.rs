@@ -342,6 +342,10 @@ fn values_that_cannot_be_used_say_what_can() {
              their place, or remove it",
         ),
         (
+            ["request.retake.from=1", "sampler.steps=4"],
+            "request.retake = 1 s to the end (--set): only the pipeline retake reads it, and the pipeline is text_to_video",
+        ),
+        (
             ["sampler.sigma_shift=diffusers", "sampler.schedule=beta"],
             "sampler.sigma_shift = diffusers (--set): sampler.schedule = beta is shifted for no number of tokens; leave out one \
              of the two",
