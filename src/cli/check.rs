@@ -286,7 +286,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let upsamplings: Vec<&str> = upsamplings.collect();
     let verdict = |pipeline: &Pipeline| (*pipeline, survey.verdict(&survey.request(*pipeline)));
     let pipelines: Vec<(Pipeline, Verdict)> = Pipeline::value_variants().iter().map(verdict).collect();
-    let (_, plain) = verdict(&Pipeline::TextToVideo);
+    let plain = pipelines.iter().find(|(pipeline, _)| *pipeline == Pipeline::TextToVideo);
+    let (_, plain) = plain.ok_or_else(|| anyhow::anyhow!("text_to_video is no pipeline"))?;
     let layouts = args.target.as_deref().map(|name| layouts(args, name)).transpose()?;
     // What cannot be opened is among the findings.
     let unverified = source.unverified().unwrap_or_else(|_| Vec::new());
@@ -339,7 +340,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     }
     let (place, missing) = (source.path().display(), &plain.missing);
     anyhow::ensure!(missing.is_empty(), "{place}: not complete: {}", missing.join(", "));
-    match plain.error {
+    match &plain.error {
         Some(error) => anyhow::bail!("{place}: text_to_video does not run by its preset: {error}"),
         None => Ok(()),
     }
