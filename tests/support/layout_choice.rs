@@ -19,8 +19,8 @@ pub fn is_chosen(case: &str) -> bool {
 
 /// Compares auto's choice for a configuration on a target with every shipped layout that fits there; returns what is wrong.
 ///
-/// A layout whose lower bound is above the compiled cost of auto's choice is not compiled: no compiler can make it faster. Modules
-/// are stored, so a run that was stopped goes on where it was.
+/// A layout whose lower bound is above the compiled cost of auto's choice is not compiled. Modules are stored, so a run that was
+/// stopped goes on where it was.
 pub fn faults(name: &str, set: &[&str], target: &str) -> Vec<String> {
     let set = ["layout=auto", "mesh=null"].iter().chain(set).map(ToString::to_string).collect();
     let given = CliOverrides { files: vec![name.into()], set, ..CliOverrides::default() };
@@ -29,6 +29,7 @@ pub fn faults(name: &str, set: &[&str], target: &str) -> Vec<String> {
     let found = candidates(&config, &machine).expect("candidates");
     let chosen = &found.chosen;
     if !chosen.fits {
+        assert!(found.all.iter().all(|c| !c.fits), "{name} on {target}: auto takes what does not fit");
         eprintln!("{name} on {target}: nothing fits, auto takes {} ({})", chosen.layout, chosen.mesh);
         return Vec::new();
     }

@@ -6,8 +6,9 @@
 //! | memory | one read of every parameter per step |
 //! | links | all-gathers of FSDP-sharded weights, context-parallel attention, all-reduces of sharded heads and MLP widths |
 //!
-//! The three may overlap, so the bound is the longest. Each is the least that any compiler could do, so pruning by it is
-//! safe. Where several collectives could do the same, the cheaper one counts.
+//! The three may overlap, so the bound is the longest. Memory and links are the least that any compiler could do; where several
+//! collectives could do the same, the cheaper one counts. Matmuls are split as the builder of programs carries shardings: a compiler
+//! that splits one further, whose sharding the builder does not know, could be faster.
 
 use crate::analysis::{Chip, CollectiveKind, Work};
 use crate::hlo::{Mesh, Sharding, Type};

@@ -113,7 +113,7 @@ impl<'a> Estimator<'a> {
             let evaluations = (l.steps * runs) as f64;
             let program = &network.program;
             cost += evaluations
-                * chip.map_or_else(|| received(program), |chip| StepTime::of(program, chip).beside(bound.weights));
+                * chip.map_or_else(|| received(program), |chip| StepTime::of(program, chip).total(bound.weights));
             flops += evaluations * program.work.flops();
             least += evaluations * bound.cost();
             networks.push(network);

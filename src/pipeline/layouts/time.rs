@@ -7,7 +7,7 @@
 //! | copies | [`COPIES`] passes of what an all-gather or an all-to-all puts in place through device memory |
 //! | links | each collective of the program, and those that its shardings ask of the partitioner |
 //!
-//! The parts are added, but for gathers of weights, which run beside the work.
+//! The parts are added, but for gathers of weights, which the work hides.
 
 use crate::analysis::{Chip, CollectiveKind, Work};
 use crate::hlo::{DType, Matmul, Pattern, Program, Transfer};
@@ -30,11 +30,11 @@ pub(crate) struct StepTime {
 }
 
 impl StepTime {
-    /// The sum, with `weights` milliseconds of the links beside the work: only its own matmul waits for a layer's gathered
-    /// weights, so compilers start the gathers ahead.
-    pub(crate) fn beside(&self, weights: f64) -> f64 {
+    /// The sum without the part of `gathers`, the milliseconds in which weights are gathered, that the work hides: only its own
+    /// matmul waits for a layer's weights, so compilers start the gathers ahead.
+    pub(crate) fn total(&self, gathers: f64) -> f64 {
         let work = self.matmuls + self.passes;
-        work + self.copies + self.links - weights.min(self.links).min(work)
+        work + self.copies + self.links - gathers.min(self.links).min(work)
     }
 
     /// Time of a program's step. A loop whose trip count is data counts as one step.
