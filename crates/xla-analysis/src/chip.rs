@@ -37,6 +37,9 @@ pub enum Links {
     Torus {
         /// Bandwidth of one link.
         bandwidth: f64,
+        /// Part of the matmuls' time behind which the compiler hides all-gathers of activations; none where it is not given.
+        #[serde(default)]
+        window: f64,
     },
     /// A switch that joins the devices of a host, and a network between hosts.
     Switch {
@@ -171,7 +174,7 @@ impl Chip {
         all.extend(self.peak_int8.map(|peak| ("peak_int8", peak)));
         all.extend(self.peak_f32.map(|peak| ("peak_f32", peak)));
         match self.links {
-            Links::Torus { bandwidth } => all.push(("links.torus.bandwidth", bandwidth)),
+            Links::Torus { bandwidth, .. } => all.push(("links.torus.bandwidth", bandwidth)),
             Links::Switch { bandwidth, network, devices_per_host } => all.extend([
                 ("links.switch.bandwidth", bandwidth),
                 ("links.switch.network", network),
@@ -289,7 +292,7 @@ impl Chip {
     pub fn link_seconds(&self, kind: CollectiveKind, wire: f64, groups: &[Vec<i64>]) -> f64 {
         let n = groups.iter().map(Vec::len).max().unwrap_or(1) as f64;
         match self.links {
-            Links::Torus { bandwidth } => match kind {
+            Links::Torus { bandwidth, .. } => match kind {
                 CollectiveKind::CollectivePermute | CollectiveKind::CollectiveBroadcast => wire / bandwidth,
                 CollectiveKind::AllToAll => (wire * n / 8.0).max(wire / 2.0) / bandwidth,
                 CollectiveKind::AllGather | CollectiveKind::AllReduce | CollectiveKind::ReduceScatter => {

@@ -112,8 +112,8 @@ impl<'a> Estimator<'a> {
             let bound = bound(&network, &build.layout, chip, build.quantization, blocks);
             let evaluations = (l.steps * runs) as f64;
             let program = &network.program;
-            cost += evaluations
-                * chip.map_or_else(|| received(program), |chip| StepTime::of(program, chip).total(bound.weights));
+            let time = |chip| StepTime::of(program, chip, bound.weights).total();
+            cost += evaluations * chip.map_or_else(|| received(program), time);
             flops += evaluations * program.work.flops();
             least += evaluations * bound.cost();
             networks.push(network);

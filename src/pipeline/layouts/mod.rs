@@ -4,6 +4,9 @@
 //! milliseconds each; nothing is kept, so a changed model of the chip is followed at once.
 
 mod bound;
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod compiled;
 mod estimate;
 mod space;
 mod time;
