@@ -3,42 +3,89 @@
 use std::io::Cursor;
 use std::path::Path;
 
+use image::codecs::png::PngDecoder;
+use image::codecs::webp::WebPDecoder;
 use image::metadata::Orientation;
-use image::{DynamicImage, ImageDecoder, ImageReader, Limits};
+use image::{DynamicImage, ImageDecoder, ImageFormat, ImageReader, Limits};
 use moxcms::{ColorProfile, Layout, TransformOptions};
 use ndarray::{Array4, Array5};
 
 use super::error::{Error, Result};
 use super::frames::Frames;
+use super::image_ffmpeg::{ImageKind, read_by_ffmpeg};
+use super::jpeg_end::check_jpeg_end;
 
-/// Reads a PNG, JPEG or WebP, whatever its name, as one RGB frame in sRGB: turned as its EXIF says, but never mirrored;
-/// transparency is dropped, of 16 bits the upper 8 are kept.
+/// Pixels of an image that ffmpeg decodes, as many as the decoders of this binary allow.
+pub(super) const MOST_PIXELS: u64 = (512 << 20) / 3;
+
+/// Reads an image, whatever its name, as one RGB frame in sRGB: turned as its EXIF says, but never mirrored; transparency is dropped,
+/// of 16 bits the upper 8 are kept, of an animation the first image. PNG, JPEG and WebP are decoded here; the kinds of
+/// [`ImageKind`] by the `ffmpeg` on PATH.
 ///
 /// # Errors
-/// No such file; another format; a damaged image.
+/// No such file; another format; a damaged image; no ffmpeg for one that needs it.
 pub fn read_image(path: &Path) -> Result<Frames> {
+    read_image_by(path, Path::new("ffmpeg"))
+}
+
+fn read_image_by(path: &Path, ffmpeg: &Path) -> Result<Frames> {
     let bad = |message: String| Error::Image { path: path.to_path_buf(), message };
     let bytes = std::fs::read(path).map_err(Error::io("read", path))?;
-    let reader = ImageReader::new(Cursor::new(bytes)).with_guessed_format().map_err(Error::io("read", path))?;
-    if reader.format().is_none() {
-        return Err(bad("it is none of PNG, JPEG, WebP".into()));
+    let reader = ImageReader::new(Cursor::new(&bytes)).with_guessed_format().map_err(Error::io("read", path))?;
+    let format = reader.format().filter(|own| matches!(own, ImageFormat::Png | ImageFormat::Jpeg | ImageFormat::WebP));
+    let Some(format) = format else {
+        let kind = ImageKind::of(&bytes).ok_or_else(|| bad(UNKNOWN.into()))?;
+        return read_by_ffmpeg(path, ffmpeg, &bytes, kind);
+    };
+    if format == ImageFormat::Jpeg {
+        check_jpeg_end(&bytes).map_err(|why| bad(why.into()))?;
     }
     let mut decoder = reader.into_decoder().map_err(|e| bad(e.to_string()))?;
     // A header may claim more pixels than memory holds.
     Limits::default().reserve(decoder.total_bytes()).map_err(|e| bad(e.to_string()))?;
     // Damaged metadata is as none: the pixels are there.
     let (orientation, profile) = (decoder.orientation().ok(), decoder.icc_profile().ok().flatten());
-    let mut image = DynamicImage::from_decoder(decoder).map_err(|e| bad(e.to_string()))?;
+    let image = DynamicImage::from_decoder(decoder).map_err(|e| bad(e.to_string()))?;
+    if is_animated(&bytes, format) {
+        tracing::warn!("{}: {ANIMATED}", path.display());
+    }
+    upright_srgb(path, image, orientation, profile.as_deref())
+}
+
+/// What is said of images in other formats.
+const UNKNOWN: &str = "it is none of PNG, JPEG, WebP, and none of HEIC, AVIF, GIF, BMP, TIFF, JPEG XL, JPEG 2000; convert it, e.g. \
+                       ffmpeg -i IN OUT.png";
+/// What is said of several images in one file.
+pub(super) const ANIMATED: &str = "is animated: its first image is taken";
+
+/// Whether a PNG or WebP has several images.
+fn is_animated(bytes: &[u8], format: ImageFormat) -> bool {
+    match format {
+        // The chunk stands before the pixels.
+        ImageFormat::Png => PngDecoder::new(Cursor::new(bytes)).and_then(|png| png.is_apng()).unwrap_or(false),
+        ImageFormat::WebP => WebPDecoder::new(Cursor::new(bytes)).is_ok_and(|webp| webp.has_animation()),
+        _ => false,
+    }
+}
+
+/// One RGB frame of an image that metadata turns, and whose colours a profile says.
+pub(super) fn upright_srgb(
+    path: &Path,
+    mut image: DynamicImage,
+    orientation: Option<Orientation>,
+    profile: Option<&[u8]>,
+) -> Result<Frames> {
     if let Some(turn @ (Orientation::Rotate90 | Orientation::Rotate180 | Orientation::Rotate270)) = orientation {
         image.apply_orientation(turn);
     }
     let image = eight_bits(image);
     let (w, h) = (image.width() as usize, image.height() as usize);
-    let converted = profile.map(|profile| to_srgb(&image, &profile)).transpose().unwrap_or_else(|reason| {
+    let converted = profile.map(|profile| to_srgb(&image, profile)).transpose().unwrap_or_else(|reason| {
         tracing::warn!("{}: its colour profile is left out: {reason}", path.display());
         None
     });
     let rgb = converted.unwrap_or_else(|| image.to_rgb8().into_raw());
+    let bad = |message: String| Error::Image { path: path.to_path_buf(), message };
     Frames::new(Array4::from_shape_vec((1, h, w, 3), rgb).map_err(|e| bad(e.to_string()))?)
 }
 
@@ -143,8 +190,33 @@ mod tests {
         let path = dir.path().join("image.png");
         std::fs::write(&path, b"no image at all").unwrap();
         let e = read_image(&path).unwrap_err().to_string();
-        assert!(e.contains("image.png") && e.contains("PNG, JPEG, WebP"), "{e}");
+        assert!(e.contains("image.png") && e.contains("PNG, JPEG, WebP") && e.contains("ffmpeg -i IN OUT.png"), "{e}");
         let e = read_image(&dir.path().join("none.png")).unwrap_err().to_string();
         assert!(e.contains("cannot read") && e.contains("none.png"), "{e}");
+    }
+
+    #[test]
+    fn an_image_that_needs_ffmpeg_says_how_to_convert_it() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), b"GIF89a\x01\0\x01\0\0\0\0").unwrap();
+        let e = read_image_by(file.path(), Path::new("/nowhere/ffmpeg")).unwrap_err().to_string();
+        assert!(e.contains("GIF") && e.contains("ffmpeg -i IN OUT.png"), "{e}");
+    }
+
+    /// Trailing data is no part of an image, and its own end is not looked for in a thumbnail.
+    #[test]
+    fn a_jpeg_that_is_cut_is_refused() {
+        let whole = std::fs::read("tests/fixtures/images/turned_6.jpg").unwrap();
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let read = |bytes: &[u8]| {
+            std::fs::write(file.path(), bytes).unwrap();
+            read_image(file.path())
+        };
+        let image = read(&whole).unwrap();
+        assert_eq!(read(&[&whole[..], b"trailing \xff\xd9 data"].concat()).unwrap(), image);
+        for left in [whole.len() * 2 / 3, whole.len() - 2] {
+            let e = read(&whole[..left]).unwrap_err().to_string();
+            assert!(e.contains("cut short"), "{left}: {e}");
+        }
     }
 }

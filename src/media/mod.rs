@@ -18,8 +18,10 @@ mod ffmpeg;
 mod frames;
 mod h264;
 mod hash;
+mod image_ffmpeg;
 mod image_file;
 mod isobmff;
+mod jpeg_end;
 mod long;
 mod mp4;
 mod options;
@@ -48,6 +50,7 @@ pub use frames::Frames;
 pub(crate) use hash::sha256_of;
 #[doc(hidden)]
 pub use image_file::{covering, read_image};
+pub(crate) use image_ffmpeg::ImageKind;
 pub use long::{LongHashes, LongMp4};
 pub use mp4::{write_encoded_mp4, write_frames_of, write_mp4};
 pub use options::{EncoderChoice, Mp4Options};
