@@ -29,7 +29,6 @@ pub(super) fn take(merged: &mut Tree, has_seconds: bool) -> Result<(), ConfigErr
     }
     let (Some(path), true) = (config.request.video.clone(), config.pipeline.takes_video()) else { return Ok(()) };
     let info = probe_clip(Path::new(&path), Path::new("ffmpeg")).map_err(ConfigError::Video)?;
-    info.turned_fault(&path).iter().for_each(|line| tracing::warn!("{line}"));
     let origin = ValueOrigin::Video(path);
     for (key, value) in [("request.width", info.width), ("request.height", info.height)] {
         // Only what the network sees of a video that stays as it is has another size.

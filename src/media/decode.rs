@@ -56,6 +56,17 @@ pub(super) fn decoded_up_to(
     how: &[&str],
     most: u64,
 ) -> Result<Option<Vec<u8>>> {
+    Ok(decoded_with_words(path, ffmpeg, before, how, most)?.map(|(bytes, _)| bytes))
+}
+
+/// The same with what ffmpeg says of a file that it decodes.
+pub(super) fn decoded_with_words(
+    path: &Path,
+    ffmpeg: &Path,
+    before: &[&str],
+    how: &[&str],
+    most: u64,
+) -> Result<Option<(Vec<u8>, String)>> {
     let mut command = Command::new(ffmpeg);
     command.args(["-hide_banner", "-loglevel", "error"]).args(before).arg("-i").arg(path);
     command.args(how).arg("pipe:1").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -85,7 +96,7 @@ pub(super) fn decoded_up_to(
     if !status.success() {
         return Err(Error::Ffmpeg { path: path.to_path_buf(), status: status.to_string(), tail: tail(&said) });
     }
-    Ok(Some(bytes))
+    Ok(Some((bytes, said.into_owned())))
 }
 
 fn read_all(mut from: impl Read) -> io::Result<Vec<u8>> {

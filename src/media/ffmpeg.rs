@@ -13,6 +13,7 @@ use super::error::{Error, Result};
 use super::frames::Frames;
 use super::options::Mp4Options;
 use super::rate::FrameRate;
+use super::video_track::VideoTrack;
 use super::wav::{WavFormat, wav_bytes};
 use super::yuv;
 use crate::contained::panic_message;
@@ -159,7 +160,7 @@ fn not_started(e: std::io::Error) -> Error {
     Error::FfmpegMissing { reason: format!("it does not start: {e}") }
 }
 
-/// Writes the video stream of `source` as it is stored there into `target`, an empty file in the folder of `path`, with `audio`.
+/// Writes the video track of `source` that is read as it is stored there into `target`, an empty file in the folder of `path`, with `audio`.
 pub(super) fn copy_frames(
     target: &Path,
     path: &Path,
@@ -167,20 +168,23 @@ pub(super) fn copy_frames(
     audio: &Audio,
     options: &Mp4Options,
 ) -> Result<()> {
-    copy_with_sound(target, path, source, wav_beside(path, audio)?.path(), options)
+    let track = VideoTrack::of_file(source, &options.ffmpeg, &[])?.map_or(0, |track| track.index);
+    copy_with_sound(target, path, source, track, wav_beside(path, audio)?.path(), options)
 }
 
-/// The same with the sound of a WAV file.
+/// The same of a numbered track with the sound of a WAV file.
 pub(super) fn copy_with_sound(
     target: &Path,
     path: &Path,
     source: &Path,
+    track: usize,
     sound: &Path,
     options: &Mp4Options,
 ) -> Result<()> {
     let mut command = Command::new(&options.ffmpeg);
     command.args(["-hide_banner", "-loglevel", "error", "-y", "-i"]).arg(source).arg("-i").arg(sound);
-    command.args(["-map", "0:v:0", "-map", "1:a:0", "-c:v", "copy", "-c:a", "aac", "-b:a"]);
+    let map = format!("0:{track}");
+    command.args(["-map", &map, "-map", "1:a:0", "-c:v", "copy", "-c:a", "aac", "-b:a"]);
     command.arg(options.audio_bitrate.to_string()).args(["-movflags", "+faststart", "-f", "mp4"]).arg(target);
     let output = command.stdin(Stdio::null()).output().map_err(not_started)?;
     if output.status.success() {

@@ -216,7 +216,7 @@ impl LongMp4 {
                 let mut wav = atomic::beside(path, ".wav")?;
                 sound.write_wav_into(wav.as_file_mut(), path, len, WavFormat::Float32)?;
                 let target = atomic::beside(path, ".mp4")?;
-                ffmpeg::copy_with_sound(target.path(), path, video.path(), wav.path(), options)?;
+                ffmpeg::copy_with_sound(target.path(), path, video.path(), 0, wav.path(), options)?;
                 target
             }
             Video::Embedded(_) | Video::Ffmpeg { .. } | Video::Lost => {

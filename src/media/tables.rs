@@ -15,8 +15,8 @@ pub(super) struct Tables {
     pub(super) timescale: usize,
 }
 
-/// The tables of an MP4's first video track; none of any other file, and where more than they say decides which frames are shown:
-/// fragments, an edit list that cuts, several codecs.
+/// The tables of an MP4's video track; none of any other file, and where more than they say decides which frames are shown, and how:
+/// fragments, an edit list that cuts, several codecs, pixels that are not square, HDR, a turn by no quarter.
 ///
 /// # Errors
 /// A file that cannot be read.
@@ -24,28 +24,35 @@ pub(super) fn of_file(path: &Path) -> io::Result<Option<Tables>> {
     Ok(movie(path)?.and_then(|movie| of_movie(&movie)))
 }
 
-/// Degrees clockwise, 0 to 359, by which an MP4 has the frames of its first video track turned where they are shown; 0 of any
-/// other file.
-///
-/// # Errors
-/// A file that cannot be read.
-pub(super) fn turned(path: &Path) -> io::Result<usize> {
-    Ok(movie(path)?.and_then(|movie| turned_by(video_track(&movie)?)).unwrap_or(0))
-}
-
-/// The angle of a track's matrix (ISO/IEC 14496-12, 8.3.2).
-fn turned_by(track: &[u8]) -> Option<usize> {
+/// Whether a track's matrix (ISO/IEC 14496-12, 8.3.2) exchanges rows and columns; none where it turns by no quarter.
+fn is_sideways(track: &[u8]) -> Option<bool> {
     let head = within(track, &[b"tkhd"])?;
     let at = if head.first() == Some(&1) { 52 } else { 40 };
-    let entry = |n: usize| Some(f64::from(number(head.get(at + 4 * n..at + 4 * n + 4)?) as i32));
-    let angle = entry(1)?.atan2(entry(0)?).to_degrees().round();
-    Some(angle.rem_euclid(360.0) as usize)
+    let entry = |n: usize| Some(number(head.get(at + 4 * n..at + 4 * n + 4)?) as i32);
+    match [entry(0)?, entry(1)?, entry(3)?, entry(4)?] {
+        [_, 0, 0, _] => Some(false),
+        [0, _, _, 0] => Some(true),
+        _ => None,
+    }
 }
 
-/// The first video track of a movie.
+/// Whether a codec's boxes tell of pixels that are not square, or of a transfer function of HDR (ISO/IEC 14496-12, 12.1.4 and
+/// 12.1.5).
+fn is_unusual(codec: &[u8]) -> bool {
+    const HDR: [&[u8]; 2] = [&[0, 16], &[0, 18]];
+    let pixel = within(codec, &[b"pasp"]);
+    let colour = within(codec, &[b"colr"]).filter(|colour| colour.starts_with(b"nclx") || colour.starts_with(b"nclc"));
+    pixel.is_some_and(|sides| sides.get(..4) != sides.get(4..8))
+        || colour.and_then(|colour| colour.get(6..8)).is_some_and(|transfer| HDR.contains(&transfer))
+}
+
+/// The video track of a movie that is shown: the first enabled one, else the first.
 fn video_track(movie: &[u8]) -> Option<&[u8]> {
     let is_video = |track: &[u8]| within(track, &[b"mdia", b"hdlr"]).and_then(|h| h.get(8..12)) == Some(b"vide");
-    boxes(movie).find(|(name, body)| name == b"trak" && is_video(body)).map(|(_, body)| body)
+    let is_enabled =
+        |track: &[u8]| within(track, &[b"tkhd"]).and_then(|head| head.get(3)).is_some_and(|flags| flags & 1 == 1);
+    let tracks = || boxes(movie).filter(|(name, body)| name == b"trak" && is_video(body)).map(|(_, body)| body);
+    tracks().find(|track| is_enabled(track)).or_else(|| tracks().next())
 }
 
 fn of_movie(movie: &[u8]) -> Option<Tables> {
@@ -61,7 +68,14 @@ fn of_movie(movie: &[u8]) -> Option<Tables> {
     }
     // Behind the head of the list and of its entry, and 24 bytes of that.
     let size = |at: usize| described.get(at..at + 2).map(|b| usize::from(u16::from_be_bytes([b[0], b[1]])));
-    let (width, height) = (size(40)?, size(42)?);
+    let (mut width, mut height) = (size(40)?, size(42)?);
+    // Behind the fields that all video codecs have.
+    if is_unusual(described.get(94..)?) {
+        return None;
+    }
+    if is_sideways(track)? {
+        (width, height) = (height, width);
+    }
     let mut times = shown(table)?;
     times.sort_unstable();
     let [first, .., last] = times[..] else { return None };
@@ -172,7 +186,9 @@ mod tests {
         let media = boxed(b"mdia", &[header, handler, boxed(b"minf", &boxed(b"stbl", &table.concat()))].concat());
         let with = |edits: &[i32]| {
             let list = boxed(b"edts", &boxed(b"elst", &words(&[&[0, edits.len() as i32 / 3][..], edits].concat())));
-            let track = [media.clone(), if edits.is_empty() { Vec::new() } else { list }].concat();
+            let head =
+                boxed(b"tkhd", &words(&[&[1][..], &[0; 9], &[1 << 16, 0, 0, 0, 1 << 16, 0, 0, 0, 1 << 30]].concat()));
+            let track = [head, media.clone(), if edits.is_empty() { Vec::new() } else { list }].concat();
             of_movie(&[boxed(b"mvhd", &words(&[0, 0, 0, 1000])), boxed(b"trak", &track)].concat())
         };
         let all = with(&[]).unwrap();
@@ -192,11 +208,28 @@ mod tests {
             boxed(b"tkhd", &[before, words(&[a, b, 0, c, d, 0, 0, 0, 1 << 30])].concat())
         };
         let one = 1 << 16;
-        let cases =
-            [([one, 0, 0, one], 0), ([0, one, -one, 0], 90), ([-one, 0, 0, -one], 180), ([0, -one, one, 0], 270)];
-        for (matrix, angle) in cases {
-            assert_eq!([false, true].map(|long| turned_by(&track(long, matrix))), [Some(angle); 2], "{matrix:?}");
+        for (matrix, sideways) in [
+            ([one, 0, 0, one], Some(false)),
+            ([0, one, -one, 0], Some(true)),
+            ([-one, 0, 0, -one], Some(false)),
+            ([0, -one, one, 0], Some(true)),
+            ([0, one, one, 0], Some(true)),
+            ([-one, 0, 0, one], Some(false)),
+            ([one / 2, one / 2, -one / 2, one / 2], None),
+        ] {
+            assert_eq!([false, true].map(|long| is_sideways(&track(long, matrix))), [sideways; 2], "{matrix:?}");
         }
-        assert_eq!((turned_by(&boxed(b"tkhd", &words(&[0, 0]))), turned_by(b"")), (None, None));
+        assert_eq!((is_sideways(&boxed(b"tkhd", &words(&[0, 0]))), is_sideways(b"")), (None, None));
+    }
+
+    #[test]
+    fn pixels_and_colours_that_ffmpeg_has_to_judge() {
+        let colour = |transfer: u8| boxed(b"colr", &[&b"nclx"[..], &[0, 9, 0, transfer, 0, 9, 0]].concat());
+        assert!(is_unusual(&boxed(b"pasp", &words(&[4, 3]))) && !is_unusual(&boxed(b"pasp", &words(&[1, 1]))));
+        assert_eq!(
+            [1, 16, 18].map(|transfer| is_unusual(&[boxed(b"avcC", b""), colour(transfer)].concat())),
+            [false, true, true]
+        );
+        assert!(!is_unusual(b"") && !is_unusual(&boxed(b"colr", b"prof")));
     }
 }

@@ -70,11 +70,12 @@ fn sound_track(line: &str) -> Option<(usize, bool)> {
     is_known.then_some((track[..digits].parse().ok()?, form.contains("(default)")))
 }
 
-/// Second at which the first frame of a file's first video track is shown; none where ffmpeg does not say.
-pub(super) fn video_start(path: &Path, ffmpeg: &Path) -> Option<f64> {
+/// Second at which the first frame of a video track is shown; none where ffmpeg does not say.
+pub(super) fn video_start(path: &Path, ffmpeg: &Path, track: usize) -> Option<f64> {
     // Frames keep their own times, in ticks that are finer than a frame.
-    let how = ["-map", "0:v:0", "-frames:v", "1", "-fps_mode", "passthrough", "-enc_time_base", "1/90000"];
-    first_time(decoded_by(path, ffmpeg, &["-copyts", "-noautorotate"], &[&how[..], &["-f", "framecrc"]].concat()))
+    let track = format!("0:{track}");
+    let how = ["-map", &track, "-frames:v", "1", "-fps_mode", "passthrough", "-enc_time_base", "1/90000"];
+    first_time(decoded_by(path, ffmpeg, &["-copyts"], &[&how[..], &["-f", "framecrc"]].concat()))
 }
 
 /// Second of the first decoded sample of a track; none where ffmpeg does not say.

@@ -1,7 +1,7 @@
 //! Files that requests give, by the SHA-256 of their contents.
 
 use std::fs::{self, File};
-use std::io::{self, BufReader, Cursor, Read};
+use std::io::{self, BufRead, BufReader, Cursor, Read};
 use std::path::{Path, PathBuf};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::SystemTime;
@@ -9,23 +9,26 @@ use std::time::SystemTime;
 use image::{ImageFormat, ImageReader};
 
 use super::error::ApiError;
-use crate::media;
+use crate::media::{self, ClipInfo, ImageKind};
 
 /// Bytes of an image.
 const MAX_IMAGE_BYTES: u64 = 16 << 20;
 /// Pixels of an image.
 const MAX_IMAGE_PIXELS: u64 = 40_000_000;
 /// Pixels along an image's shorter side, below which nothing is to be seen.
-const LEAST_SIDE: u32 = 2;
+const LEAST_SIDE: u64 = 2;
 /// Bytes of a video's decoded frames, which are in memory at once.
 const MAX_VIDEO_BYTES: u64 = 2 << 30;
-/// Images that are decoded at once: each takes up to 120 MB twice.
+/// Pixels of a video's frame.
+const MAX_VIDEO_PIXELS: u64 = 40_000_000;
+/// Files that are decoded at once: an image takes up to 120 MB twice.
 const DECODERS: usize = 2;
 
 /// Folder of given files, `STATE/inputs`.
 pub struct Inputs {
     folder: PathBuf,
     decoders: Gate,
+    decode_video: fn(&Path) -> media::Result<ClipInfo>,
 }
 
 impl Inputs {
@@ -35,7 +38,14 @@ impl Inputs {
     /// A folder that cannot be made.
     pub fn open(folder: PathBuf) -> io::Result<Self> {
         fs::create_dir_all(&folder)?;
-        Ok(Inputs { folder, decoders: Gate::of(DECODERS) })
+        let decode_video = |file: &Path| media::decode_upload(file, Path::new("ffmpeg"), MAX_VIDEO_PIXELS);
+        Ok(Inputs { folder, decoders: Gate::of(DECODERS), decode_video })
+    }
+
+    /// The same, which takes a video for what its header says: for tests of what follows on hosts without ffmpeg.
+    #[cfg(test)]
+    pub(in crate::serve) fn trusting_headers(self) -> Self {
+        Inputs { decode_video: |file| media::probe_clip(file, Path::new(NO_FFMPEG)), ..self }
     }
 
     /// Checks an image by its contents and keeps it as PNG, upright; its name.
@@ -52,6 +62,7 @@ impl Inputs {
             };
             ApiError::field("invalid_image", field, format!("{field}: {}", one_line(&why)))
         })?;
+        check_image_size(field, frames.width() as u64, frames.height() as u64)?;
         let rgb = frames.iter().next().unwrap_or_default();
         let png = media::png_bytes(rgb, frames.width(), frames.height());
         let png =
@@ -84,18 +95,18 @@ impl Inputs {
         self.keep(&mut File::open(file).map_err(|e| unkept(&e))?, "sound")
     }
 
-    /// Checks by its header that a file is an MP4 of a size that can be decoded, and keeps it; its name.
+    /// Checks that a file is a video that ffmpeg decodes whole, of a size that can be in memory, and keeps it; its name.
     ///
     /// # Errors
     /// `invalid_video`, of the field.
     pub fn keep_video(&self, field: &str, file: &Path) -> Result<String, ApiError> {
         let fault = |why: &str| ApiError::field("invalid_video", field, format!("{field}: {}", one_line(why)));
-        let info = media::probe_mp4(file).map_err(|error| match error {
+        let info = self.decoders.within(|| (self.decode_video)(file)).map_err(|error| match error {
             media::Error::Clip { reason, .. } => fault(&reason),
-            _ => fault("it cannot be read"),
+            media::Error::FrameRate(rate) => fault(&format!("its frame rate {rate} is not between 0.01 and 1000")),
+            media::Error::NoDecoder { .. } => fault("this server has no ffmpeg, which decodes videos"),
+            _ => fault("it cannot be decoded whole: it is no video, or damaged; convert it, e.g. ffmpeg -i IN OUT.mp4"),
         })?;
-        let info =
-            info.ok_or_else(|| fault("it is no MP4 with a plain video track; convert it, e.g. ffmpeg -i IN OUT.mp4"))?;
         let bytes = [info.width, info.height, info.frames].iter().fold(3u64, |all, n| all.saturating_mul(*n as u64));
         if bytes > MAX_VIDEO_BYTES {
             let (w, h, n) = (info.width, info.height, info.frames);
@@ -150,23 +161,32 @@ const NEW: &str = ".new-";
 const NO_FFMPEG: &str = "/dev/null/ffmpeg";
 
 /// Refuses an image by its first bytes, before its pixels are decoded.
-fn check_image(field: &str, file: BufReader<File>) -> Result<(), ApiError> {
+fn check_image(field: &str, mut file: BufReader<File>) -> Result<(), ApiError> {
     let invalid = |why: String| ApiError::field("invalid_image", field, format!("{field}: {}", one_line(&why)));
-    let large = |why: String| ApiError::field("image_too_large", field, format!("{field}: {why}"));
     let bytes = file.get_ref().metadata().map_err(|e| unkept(&e))?.len();
     if bytes > MAX_IMAGE_BYTES {
-        return Err(large(format!("{bytes} bytes; an image has at most {MAX_IMAGE_BYTES}")));
+        let why = format!("{field}: {bytes} bytes; an image has at most {MAX_IMAGE_BYTES}");
+        return Err(ApiError::field("image_too_large", field, why));
     }
+    let is_other = ImageKind::of(file.fill_buf().map_err(|e| unkept(&e))?).is_some();
     let reader = ImageReader::new(file).with_guessed_format().map_err(|e| unkept(&e))?;
     if !matches!(reader.format(), Some(ImageFormat::Png | ImageFormat::Jpeg | ImageFormat::WebP)) {
-        return Err(invalid("it is none of PNG, JPEG, WebP".into()));
+        let none = "it is none of PNG, JPEG, WebP, HEIC, AVIF, GIF, BMP, TIFF; convert it, e.g. ffmpeg -i IN OUT.png";
+        return if is_other { Ok(()) } else { Err(invalid(none.into())) };
     }
     let (width, height) = reader.into_dimensions().map_err(|error| invalid(error.to_string()))?;
-    if u64::from(width) * u64::from(height) > MAX_IMAGE_PIXELS {
-        return Err(large(format!("{width}x{height}; an image has at most {MAX_IMAGE_PIXELS} pixels")));
+    check_image_size(field, width.into(), height.into())
+}
+
+/// Refuses an image with too many pixels or with hardly any.
+fn check_image_size(field: &str, width: u64, height: u64) -> Result<(), ApiError> {
+    if width * height > MAX_IMAGE_PIXELS {
+        let why = format!("{field}: {width}x{height}; an image has at most {MAX_IMAGE_PIXELS} pixels");
+        return Err(ApiError::field("image_too_large", field, why));
     }
     if width.min(height) < LEAST_SIDE {
-        return Err(invalid(format!("{width}x{height} is too small for a frame")));
+        let why = format!("{field}: {width}x{height} is too small for a frame");
+        return Err(ApiError::field("invalid_image", field, why));
     }
     Ok(())
 }

@@ -267,8 +267,7 @@ fn a_plan_fails_where_the_run_does() {
     let plan = run(&["--dry-run"]);
     let said = String::from_utf8_lossy(&plan.stderr);
     assert!(said.contains("96x64, 17 frames at 25 a second"), "{said}");
-    assert!(!said.contains("is shown turned"), "{said}");
-    // As a phone writes a portrait: the matrix of the track's header turns it.
+    // As a phone writes a portrait: the matrix of the track's header turns what is read.
     let mut turned = bytes.clone();
     let matrix = turned.windows(4).position(|word| word == b"tkhd").expect("a header") + 44;
     for (n, word) in [0, 1 << 16, 0, -1 << 16, 0].into_iter().enumerate() {
@@ -277,10 +276,7 @@ fn a_plan_fails_where_the_run_does() {
     }
     fs::write(&video, turned).expect("written");
     let said = String::from_utf8_lossy(&run(&["--dry-run"]).stderr).into_owned();
-    assert!(
-        said.contains("good.mp4: is shown turned by 90 degrees, and frames are taken as they are stored"),
-        "{said}"
-    );
+    assert!(said.contains("64x96, 17 frames at 25 a second"), "{said}");
     fs::write(&video, &bytes).expect("written");
     for ran in [plan, run(&[])] {
         let said = String::from_utf8_lossy(&ran.stderr);
@@ -375,7 +371,7 @@ fn ten_bits_are_read_and_a_cut_file_is_refused() {
     assert!(place(b"moov") < place(b"mdat"), "the header is in front");
     fs::write(&cut, &whole[..(place(b"mdat") + whole.len()) / 2]).expect("written");
     let why = read(&cut).expect_err("damaged").to_string();
-    assert!(why.contains("cut.mp4") && why.contains("its header tells of 33 frames of 96x64, "), "{why}");
+    assert!(why.contains("cut.mp4") && why.contains("it is cut short"), "{why}");
     let error = fails(&["--video", &cut, "--retake", "0", "0.2"]);
     assert!(error.contains("cut.mp4"), "{error}");
 }

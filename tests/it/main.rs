@@ -22,6 +22,7 @@ mod fuzz_regression;
 mod fuzz_seeds;
 mod gather;
 mod gemma4;
+mod given_files;
 mod given_video;
 mod guidance_steps;
 mod images;

@@ -1,0 +1,237 @@
+//! Videos and images of many kinds, made by ffmpeg, against what ffmpeg decodes of them.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use ltx2::media::{Frames, probe_clip, read_clip, read_first_frames, read_image};
+
+use crate::support::needs;
+
+const FFMPEG: &str = "ffmpeg";
+const SOURCE: [&str; 4] = ["-f", "lavfi", "-i", "testsrc2=size=64x48:rate=24:duration=2"];
+
+struct Files(tempfile::TempDir);
+
+impl Files {
+    fn new() -> Self {
+        Files(tempfile::tempdir().expect("a folder"))
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn at(&self, name: &str) -> String {
+        self.path(name).to_str().expect("UTF-8").into()
+    }
+
+    /// Makes a file of ffmpeg's arguments.
+    fn make(&self, name: &str, how: &[&str]) -> PathBuf {
+        ffmpeg(&[&["-y"], how, &[&self.at(name)]].concat());
+        self.path(name)
+    }
+
+    /// A file of the test picture.
+    fn of_source(&self, name: &str, how: &[&str]) -> PathBuf {
+        self.make(name, &[&SOURCE[..], how].concat())
+    }
+}
+
+fn ffmpeg(how: &[&str]) -> Vec<u8> {
+    let output = Command::new(FFMPEG).args(["-v", "error"]).args(how).output().expect("ffmpeg starts");
+    assert!(output.status.success(), "{how:?}: {}", String::from_utf8_lossy(&output.stderr));
+    output.stdout
+}
+
+/// What ffmpeg decodes of a track of a file, as RGB.
+fn decoded(path: &Path, track: &str) -> Vec<u8> {
+    let file = path.to_str().expect("UTF-8");
+    ffmpeg(&["-i", file, "-map", track, "-fps_mode", "passthrough", "-f", "rawvideo", "-pix_fmt", "rgb24", "-"])
+}
+
+fn bytes(frames: &Frames) -> Vec<u8> {
+    frames.iter().flatten().copied().collect()
+}
+
+fn refused(path: &Path) -> [String; 2] {
+    let probed = probe_clip(path, Path::new(FFMPEG)).expect_err("refused").to_string();
+    [probed, read_clip(path, Path::new(FFMPEG)).expect_err("refused").to_string()]
+}
+
+/// Few frames, whose times containers round to milliseconds, hundredths of a second or not at all.
+#[needs(ffmpeg)]
+fn frames_and_rates_are_those_of_ffmpeg_in_every_container() {
+    let files = Files::new();
+    let whole = |rate: f64| (rate, rate.to_string());
+    let ntsc = |rate: f64| (rate * 1000.0 / 1001.0, format!("{rate}000/1001"));
+    for (name, codec, (rate, written)) in [
+        ("a.mp4", "mpeg4", ntsc(24.0)),
+        ("a.mkv", "mpeg4", whole(24.0)),
+        ("b.mkv", "ffv1", ntsc(30.0)),
+        ("a.webm", "libvpx", ntsc(24.0)),
+        ("a.avi", "mjpeg", whole(12.5)),
+        ("a.ts", "mpeg2video", whole(25.0)),
+        ("a.mpg", "mpeg2video", whole(50.0)),
+        ("a.flv", "flv1", whole(30.0)),
+        ("a.mov", "prores_ks", ntsc(60.0)),
+        ("a.gif", "gif", whole(24.0)),
+    ] {
+        let source = format!("testsrc2=size=64x48:rate={written}");
+        let path = files.make(name, &["-f", "lavfi", "-i", &source, "-frames:v", "9", "-c:v", codec]);
+        let frames = read_clip(&path, Path::new(FFMPEG)).expect(name);
+        assert!(bytes(&frames) == decoded(&path, "0:v:0"), "{name}: other frames");
+        let info = probe_clip(&path, Path::new(FFMPEG)).expect(name);
+        assert_eq!((info.width, info.height, info.frames), (64, 48, frames.count()), "{name}");
+        assert!((info.frame_rate.expect("a rate") - rate).abs() < 1e-9, "{name}: {info:?}");
+    }
+}
+
+#[needs(ffmpeg)]
+fn a_rate_that_varies_is_refused_in_every_container() {
+    let files = Files::new();
+    let pick = ["-vf", "select='not(eq(mod(n,3),1))'", "-fps_mode", "vfr", "-c:v", "mpeg4"];
+    for name in ["a.mp4", "a.mkv", "a.mov"] {
+        let path = files.of_source(name, &pick);
+        let error = probe_clip(&path, Path::new(FFMPEG)).expect_err("refused").to_string();
+        assert!(error.contains(name) && error.contains("its frame rate varies"), "{error}");
+    }
+}
+
+/// As phones write portraits: the matrix of the track's header turns and mirrors what is shown.
+#[needs(ffmpeg)]
+fn frames_are_turned_as_the_container_says() {
+    let files = Files::new();
+    let plain = files.of_source("plain.mp4", &["-frames:v", "9", "-c:v", "mpeg4"]);
+    let upright = bytes(&read_clip(&plain, Path::new(FFMPEG)).expect("a video"));
+    let file = fs::read(&plain).expect("bytes");
+    let matrix = file.windows(4).position(|word| word == b"tkhd").expect("a header") + 44;
+    let write = |entries: [i32; 4], one: i32| {
+        let mut file = file.clone();
+        for (place, entry) in [0, 1, 3, 4].into_iter().zip(entries) {
+            let at = matrix + 4 * place;
+            file[at..at + 4].copy_from_slice(&(entry * one).to_be_bytes());
+        }
+        let path = files.path("turned.mp4");
+        fs::write(&path, file).expect("written");
+        path
+    };
+    for (entries, size) in [
+        ([0, 1, -1, 0], (48, 64)),
+        ([-1, 0, 0, -1], (64, 48)),
+        ([0, -1, 1, 0], (48, 64)),
+        ([-1, 0, 0, 1], (64, 48)),
+        ([0, 1, 1, 0], (48, 64)),
+    ] {
+        let path = write(entries, 1 << 16);
+        let frames = read_clip(&path, Path::new(FFMPEG)).expect("a video");
+        assert!(bytes(&frames) == decoded(&path, "0:v:0") && bytes(&frames) != upright, "{entries:?}: other frames");
+        let info = probe_clip(&path, Path::new(FFMPEG)).expect("a video");
+        assert_eq!((frames.width(), frames.height(), info.width, info.height), (size.0, size.1, size.0, size.1));
+    }
+    for error in refused(&write([1, 1, -1, 1], 46341)) {
+        assert!(error.contains("turned.mp4") && error.contains("no quarter turn"), "{error}");
+    }
+}
+
+#[needs(ffmpeg)]
+fn pixels_that_are_not_square_and_hdr_are_refused_with_a_command() {
+    let files = Files::new();
+    let colours = ["-color_primaries", "bt2020", "-colorspace", "bt2020nc", "-color_trc"];
+    let transfer = |name: &'static str| [&["-c:v", "mpeg4"], &colours[..], &[name]].concat();
+    for (name, how, why) in [
+        ("wide.mp4", vec!["-vf", "setsar=4/3", "-c:v", "mpeg4"], "not square but 4:3"),
+        ("wide.mkv", vec!["-vf", "setsar=16/11", "-c:v", "mpeg4"], "not square but 16:11"),
+        ("pq.mp4", transfer("smpte2084"), "HDR (PQ)"),
+        ("hlg.mkv", transfer("arib-std-b67"), "HDR (HLG)"),
+    ] {
+        let path = files.of_source(name, &[&["-frames:v", "9"], &how[..]].concat());
+        for error in refused(&path) {
+            assert!(error.contains(name) && error.contains(why) && error.contains("ffmpeg -i IN -vf"), "{error}");
+        }
+    }
+    // The commands that the errors name do what they say.
+    let square = ["-i", &files.at("wide.mkv"), "-vf", "scale=trunc(iw*sar/2)*2:ih,setsar=1"];
+    let path = files.make("square.mp4", &square);
+    assert_eq!(probe_clip(&path, Path::new(FFMPEG)).expect("square").width, 92);
+    // SDR with the primaries of HDR, and pixels that rounding made no exact squares, are read.
+    for (name, how) in [("sdr.mkv", transfer("bt709")), ("near.mp4", vec!["-vf", "setsar=255/256", "-c:v", "mpeg4"])] {
+        let path = files.of_source(name, &[&["-frames:v", "9"], &how[..]].concat());
+        assert!(bytes(&read_clip(&path, Path::new(FFMPEG)).expect(name)) == decoded(&path, "0:v:0"), "{name}");
+    }
+}
+
+#[needs(ffmpeg)]
+fn default_track_is_read_and_a_cover_is_none() {
+    let files = Files::new();
+    let second = ["-f", "lavfi", "-i", "color=red:size=32x48:rate=24:duration=0.5"];
+    let tracks = ["-map", "0", "-map", "1", "-frames:v", "9", "-c:v", "mpeg4"];
+    let flags = ["-disposition:v:0", "0", "-disposition:v:1", "default"];
+    for name in ["two.mkv", "two.mp4"] {
+        let path = files.of_source(name, &[&second[..], &tracks, &flags].concat());
+        let frames = read_clip(&path, Path::new(FFMPEG)).expect(name);
+        let info = probe_clip(&path, Path::new(FFMPEG)).expect(name);
+        assert_eq!((frames.width(), info.width), (32, 32), "{name}");
+        assert!(bytes(&frames) == decoded(&path, "0:v:1"), "{name}: other frames");
+    }
+    let cover = ["-map", "0", "-map", "1", "-c", "copy", "-disposition:v:0", "attached_pic"];
+    let image = files.of_source("cover.jpg", &["-frames:v", "1"]);
+    let image = image.to_str().expect("UTF-8");
+    let path = files.make("cover.mp4", &[&["-i", image, "-i", &files.at("two.mp4")][..], &cover].concat());
+    assert_eq!(read_clip(&path, Path::new(FFMPEG)).expect("a video").width(), 32);
+    let tone = ["-f", "lavfi", "-i", "sine=duration=0.5"];
+    let cover = ["-map", "0", "-map", "1", "-c:v", "copy", "-disposition:v:0", "attached_pic"];
+    let song = files.make("song.mp3", &[&["-i", image], &tone[..], &cover].concat());
+    for error in refused(&song) {
+        assert!(error.contains("song.mp3") && error.contains("it has no video"), "{error}");
+    }
+}
+
+/// A size in the container that is not the codec's.
+#[needs(ffmpeg)]
+fn a_header_that_tells_of_other_frames_is_refused() {
+    let files = Files::new();
+    let path = files.of_source("other.mp4", &["-frames:v", "9", "-c:v", "mpeg4"]);
+    let mut file = fs::read(&path).expect("bytes");
+    let entry = file.windows(4).rposition(|name| name == b"mp4v").expect("a codec");
+    assert_eq!(file[entry + 28..entry + 32], [0, 64, 0, 48]);
+    file[entry + 31] = 40;
+    fs::write(&path, file).expect("written");
+    let error = read_clip(&path, Path::new(FFMPEG)).expect_err("refused").to_string();
+    assert!(error.contains("its header tells of 9 frames of 64x40, 9 of 64x48 are decoded"), "{error}");
+}
+
+/// The frames that are wanted may be whole where the rest is not.
+#[needs(ffmpeg)]
+fn a_video_that_is_cut_short_is_refused() {
+    let files = Files::new();
+    for name in ["cut.mkv", "cut.mp4"] {
+        let path = files.of_source(name, &["-c:v", "mpeg4", "-g", "4", "-movflags", "+faststart"]);
+        let whole = fs::read(&path).expect("bytes");
+        fs::write(&path, &whole[..whole.len() * 2 / 3]).expect("written");
+        let error = read_clip(&path, Path::new(FFMPEG)).expect_err("refused").to_string();
+        assert!(error.contains(name) && error.contains("it is cut short"), "{error}");
+        assert_eq!(read_first_frames(&path, Path::new(FFMPEG), 9).expect(name).count(), 9);
+    }
+}
+
+#[needs(ffmpeg)]
+fn images_that_only_ffmpeg_decodes_are_its_pixels() {
+    let files = Files::new();
+    for name in ["a.bmp", "a.tiff", "a.gif"] {
+        let path = files.of_source(name, &["-frames:v", "1"]);
+        let image = read_image(&path).expect(name);
+        assert_eq!((image.count(), image.width(), image.height()), (1, 64, 48), "{name}");
+        assert!(bytes(&image) == decoded(&path, "0:v:0"), "{name}: other pixels");
+        let whole = fs::read(&path).expect("bytes");
+        fs::write(&path, &whole[..whole.len() * 2 / 3]).expect("written");
+        let error = read_image(&path).expect_err("refused").to_string();
+        assert!(error.contains(name) && !error.contains('\n'), "{error}");
+    }
+    // Of an animation the first image.
+    for (name, how) in [("b.gif", &["-f", "gif"][..]), ("b.png", &["-f", "apng", "-plays", "0"])] {
+        let path = files.of_source(name, &[&["-frames:v", "3"], how].concat());
+        let first = decoded(&path, "0:v:0")[..64 * 48 * 3].to_vec();
+        assert!(bytes(&read_image(&path).expect(name)) == first, "{name}: other pixels");
+    }
+}
