@@ -58,6 +58,8 @@ impl Form {
 pub struct FilePart {
     /// Name of its field, without brackets.
     pub field: String,
+    /// The client's name of the file, without folders.
+    pub file_name: Option<String>,
     /// Temporary file; it is removed with this.
     pub file: tempfile::NamedTempFile,
     pub bytes: u64,
@@ -67,6 +69,15 @@ impl FilePart {
     /// Where it is.
     pub fn path(&self) -> PathBuf {
         self.file.path().into()
+    }
+
+    /// An error about its contents that says which file of the client it is.
+    pub fn named(&self, error: ApiError) -> ApiError {
+        let (Some(name), Some(field)) = (&self.file_name, &error.param) else { return error };
+        match error.message.strip_prefix(&format!("{field}: ")) {
+            Some(why) => ApiError { message: format!("{field} ({name}): {why}"), ..error },
+            None => error,
+        }
     }
 }
 

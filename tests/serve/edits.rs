@@ -1,5 +1,7 @@
 //! Edits and extensions over HTTP, of finished videos and of files.
 
+use std::process::Command;
+
 use ltx2::serve::store::Variant;
 use serde_json::{Value, json};
 
@@ -7,19 +9,24 @@ use crate::scripted::files;
 use crate::site::Site;
 use crate::support::needs;
 
-/// A request as a form, with the video as a file.
-fn form(fields: &[(&str, &str)], video: &[u8]) -> Vec<u8> {
+/// A request as a form, with the video as a file of a name.
+fn named_form(fields: &[(&str, &str)], file_name: &str, video: &[u8]) -> Vec<u8> {
     let mut body = Vec::new();
     for (name, value) in fields {
         body.extend(format!("--b\r\ncontent-disposition: form-data; name=\"{name}\"\r\n\r\n{value}\r\n").bytes());
     }
-    body.extend(b"--b\r\ncontent-disposition: form-data; name=\"video\"; filename=\"a.mp4\"\r\n\r\n");
+    let head = format!("--b\r\ncontent-disposition: form-data; name=\"video\"; filename=\"{file_name}\"\r\n\r\n");
+    body.extend(head.bytes());
     body.extend(video);
     body.extend(b"\r\n--b--\r\n");
     body
 }
 
-#[needs(nothing)]
+fn form(fields: &[(&str, &str)], video: &[u8]) -> Vec<u8> {
+    named_form(fields, "a.mp4", video)
+}
+
+#[needs(ffmpeg)]
 fn finished_videos_and_files_are_edited_and_extended() {
     let site = Site::new(&["pipelines=[retake, extend]"]);
     let source = site.create("steps=1");
@@ -63,5 +70,50 @@ fn finished_videos_and_files_are_edited_and_extended() {
         site.send("POST", "/v1/videos/edits", Some(&json!({"prompt": "a", "video": {"id": source}, "start": 0})));
     assert_eq!(refused.error(), (400, "invalid_value".into(), Some("pipeline".into())));
     assert!(refused.text().contains("serve.pipelines"), "{}", refused.text());
+    site.end();
+}
+
+/// A video of any container is accepted if ffmpeg decodes all of it; any other is refused at once, by the client's names.
+#[needs(ffmpeg)]
+fn uploads_that_cannot_be_decoded_whole_are_refused() {
+    let site = Site::new(&["pipelines=[retake]"]);
+    let folder = tempfile::tempdir().expect("a folder");
+    let made = |name: &str, how: &[&str]| {
+        let path = folder.path().join(name);
+        let source = ["-y", "-f", "lavfi", "-i", "testsrc2=size=64x32:rate=24", "-frames:v", "25", "-g", "4"];
+        let mut ffmpeg = Command::new("ffmpeg");
+        let output = ffmpeg.args(["-v", "error"]).args(source).args(how).arg(&path).output().expect("ffmpeg starts");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        std::fs::read(path).expect("a file")
+    };
+    let send = |name: &str, bytes: &[u8]| {
+        let body = named_form(&[("prompt", "steps=1"), ("start", "0.125"), ("end", "0.25")], name, bytes);
+        let kind = [("content-type", "multipart/form-data; boundary=b")];
+        site.client().roundtrip("POST", "/v1/videos/edits", &kind, Some(&body)).expect("an answer")
+    };
+    let matroska = made("whole.mkv", &["-c:v", "mpeg4"]);
+    let fragments = ["-c:v", "mpeg4", "-movflags", "+frag_keyframe+empty_moov"];
+    for (name, bytes) in [("whole.mkv", &matroska), ("fragments.mp4", &made("fragments.mp4", &fragments))] {
+        let sent = send(name, bytes);
+        assert_eq!((sent.status, &sent.json()["size"]), (200, &json!("64x32")), "{name}: {}", sent.text());
+    }
+    let indexed = made("indexed.mp4", &["-c:v", "mpeg4", "-movflags", "+faststart"]);
+    let playlist = b"#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nfile:///etc/hostname\n#EXT-X-ENDLIST\n";
+    let hdr = ["-c:v", "mpeg4", "-color_trc", "smpte2084", "-color_primaries", "bt2020", "-colorspace", "bt2020nc"];
+    for (name, bytes, why) in [
+        ("cut.mkv", &matroska[..matroska.len() * 2 / 3], "it is cut short"),
+        ("cut.mp4", &indexed[..indexed.len() * 2 / 3], ""),
+        ("wide.mkv", &made("wide.mkv", &["-c:v", "mpeg4", "-vf", "setsar=4/3"]), "pixels are not square but 4:3"),
+        ("hdr.mkv", &made("hdr.mkv", &hdr), "HDR (PQ)"),
+        ("list.mp4", playlist, "it is no video"),
+        ("text.mp4", b"no video at all", "it is no video"),
+    ] {
+        let sent = send(&format!("../{name}"), bytes);
+        assert_eq!(sent.error(), (400, "invalid_video".into(), Some("video".into())), "{name}: {}", sent.text());
+        let said = sent.json()["error"]["message"].as_str().expect("a message").to_string();
+        assert!(said.starts_with(&format!("video ({name}): ")) && said.contains(why), "{name}: {said}");
+        let is_raw = said.contains(" @ 0x") || said.contains(".part-") || said.contains("inputs");
+        assert!(!is_raw && !said.contains('\n'), "{name}: {said}");
+    }
     site.end();
 }

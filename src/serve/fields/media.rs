@@ -109,7 +109,8 @@ impl Fields {
                 let why = "several files: say their frames, as images=[{\"file\": \"a\", \"frame\": 0}] with parts of those names";
                 return Err(invalid(&name, why));
             }
-            let kept = self.inputs.keep_image(&name, &parts.all[own[0]].path())?;
+            let part = &parts.all[own[0]];
+            let kept = self.inputs.keep_image(&name, &part.path()).map_err(|error| part.named(error))?;
             found.push(Map::from_iter([("stored".into(), kept.into()), ("frame".into(), 0.into())]));
             names.push(name);
         }
@@ -198,7 +199,9 @@ impl Fields {
             return Err(too_many(found.len() + own.len()));
         }
         for at in own {
-            found.push(json!({"stored": self.inputs.keep_video(&name, &parts.all[at].path())?}));
+            let part = &parts.all[at];
+            let stored = self.inputs.keep_video(&name, &part.path()).map_err(|error| part.named(error))?;
+            found.push(json!({"stored": stored}));
         }
         if !found.is_empty() {
             given.put(spec.name, Some(name), found.into());
@@ -246,7 +249,9 @@ impl Fields {
         }
         let mut kept = Map::new();
         if let Some(at) = own.first() {
-            kept.insert("stored".into(), self.inputs.keep_sound(&name, &parts.all[*at].path())?.into());
+            let part = &parts.all[*at];
+            let stored = self.inputs.keep_sound(&name, &part.path()).map_err(|error| part.named(error))?;
+            kept.insert("stored".into(), stored.into());
         } else if let Some((_, item)) = taken {
             let contents = match structure(&name, item)? {
                 Value::Object(mut item) => {
@@ -282,7 +287,10 @@ impl Fields {
             Endpoint::Create | Endpoint::Remix(_) => None,
         };
         let stored = match (own.first(), taken, source) {
-            (Some(at), ..) => Some(self.inputs.keep_video(&name, &parts.all[*at].path())?),
+            (Some(at), ..) => {
+                let part = &parts.all[*at];
+                Some(self.inputs.keep_video(&name, &part.path()).map_err(|error| part.named(error))?)
+            }
             (None, Some(_), Some(source)) => Some(self.inputs.keep_video(&name, source.video)?),
             (None, Some((_, item)), None) => {
                 let contents = match structure(&name, item)? {
@@ -314,7 +322,7 @@ impl Fields {
             Value::Object(file) => {
                 let part = file.get("file").and_then(Value::as_str).unwrap_or_default();
                 let at = parts.named(field, part)?;
-                keep(&parts.all[at].path())
+                keep(&parts.all[at].path()).map_err(|error| parts.all[at].named(error))
             }
             Value::String(text) => {
                 let bytes = decode(field, what, text)?;
