@@ -9,7 +9,7 @@ use super::decode::{decoded_up_to, pixmaps};
 use super::edit_list::{boxes, number, within};
 use super::error::{Error, Result};
 use super::frames::Frames;
-use super::image_file::{ANIMATED, MOST_PIXELS, upright_srgb};
+use super::image_file::{ANIMATED, upright_srgb};
 
 /// A kind of image by its first bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,11 +69,17 @@ impl ImageKind {
     }
 }
 
-/// Reads an image of a kind, whose file has these bytes.
+/// Reads an image of a kind and of so many pixels at most, whose file has these bytes.
 ///
 /// # Errors
-/// No ffmpeg; a damaged image; one of which ffmpeg reads a part only; HDR.
-pub(super) fn read_by_ffmpeg(path: &Path, ffmpeg: &Path, bytes: &[u8], kind: ImageKind) -> Result<Frames> {
+/// No ffmpeg; a damaged image, with ffmpeg's words; one of which ffmpeg reads a part only; HDR.
+pub(super) fn read_by_ffmpeg(
+    path: &Path,
+    ffmpeg: &Path,
+    bytes: &[u8],
+    kind: ImageKind,
+    most_pixels: u64,
+) -> Result<Frames> {
     let bad = |message: String| Error::Image { path: path.to_path_buf(), message };
     let facts = match kind {
         ImageKind::Tiff => Facts::of_tiff(bytes),
@@ -83,20 +89,17 @@ pub(super) fn read_by_ffmpeg(path: &Path, ffmpeg: &Path, bytes: &[u8], kind: Ima
     if let Some(fault) = facts.fault {
         return Err(bad(fault.into()));
     }
-    let pixels = MOST_PIXELS.to_string();
+    let pixels = most_pixels.to_string();
     let before = ["-xerror", "-noautorotate", "-max_pixels", &pixels, "-f", kind.demuxer()];
     // A second one tells an animation.
     let how = ["-frames:v", "2", "-fps_mode", "passthrough", "-f", "image2pipe", "-c:v", "ppm", "-pix_fmt", "rgb24"];
-    let pixmap = match decoded_up_to(path, ffmpeg, &before, &how, 6 * MOST_PIXELS + 64) {
+    let pixmap = match decoded_up_to(path, ffmpeg, &before, &how, 6 * most_pixels + 64) {
         Err(Error::NoDecoder { reason, .. }) => {
             let name = kind.name();
             return Err(bad(format!(
                 "{name} is read by ffmpeg, which cannot be used ({reason}): install it, or convert the image elsewhere, e.g. \
                  ffmpeg -i IN OUT.png"
             )));
-        }
-        Err(Error::Ffmpeg { tail, .. }) => {
-            return Err(bad(format!("ffmpeg cannot decode it ({tail}): convert it by another program to PNG")));
         }
         output => output?,
     };

@@ -16,7 +16,7 @@ use super::image_ffmpeg::{ImageKind, read_by_ffmpeg};
 use super::jpeg_end::check_jpeg_end;
 
 /// Pixels of an image that ffmpeg decodes, as many as the decoders of this binary allow.
-pub(super) const MOST_PIXELS: u64 = (512 << 20) / 3;
+const MOST_PIXELS: u64 = (512 << 20) / 3;
 
 /// Reads an image, whatever its name, as one RGB frame in sRGB: turned as its EXIF says, but never mirrored; transparency is dropped,
 /// of 16 bits the upper 8 are kept, of an animation the first image. PNG, JPEG and WebP are decoded here; the kinds of
@@ -25,17 +25,25 @@ pub(super) const MOST_PIXELS: u64 = (512 << 20) / 3;
 /// # Errors
 /// No such file; another format; a damaged image; no ffmpeg for one that needs it.
 pub fn read_image(path: &Path) -> Result<Frames> {
-    read_image_by(path, Path::new("ffmpeg"))
+    read_image_by(path, Path::new("ffmpeg"), MOST_PIXELS)
 }
 
-fn read_image_by(path: &Path, ffmpeg: &Path) -> Result<Frames> {
+/// The same, where ffmpeg decodes no more than so many pixels.
+///
+/// # Errors
+/// As [`read_image`].
+pub(crate) fn read_image_up_to(path: &Path, most_pixels: u64) -> Result<Frames> {
+    read_image_by(path, Path::new("ffmpeg"), most_pixels)
+}
+
+fn read_image_by(path: &Path, ffmpeg: &Path, most_pixels: u64) -> Result<Frames> {
     let bad = |message: String| Error::Image { path: path.to_path_buf(), message };
     let bytes = std::fs::read(path).map_err(Error::io("read", path))?;
     let reader = ImageReader::new(Cursor::new(&bytes)).with_guessed_format().map_err(Error::io("read", path))?;
     let format = reader.format().filter(|own| matches!(own, ImageFormat::Png | ImageFormat::Jpeg | ImageFormat::WebP));
     let Some(format) = format else {
         let kind = ImageKind::of(&bytes).ok_or_else(|| bad(UNKNOWN.into()))?;
-        return read_by_ffmpeg(path, ffmpeg, &bytes, kind);
+        return read_by_ffmpeg(path, ffmpeg, &bytes, kind, most_pixels);
     };
     if format == ImageFormat::Jpeg {
         check_jpeg_end(&bytes).map_err(|why| bad(why.into()))?;
@@ -199,7 +207,7 @@ mod tests {
     fn an_image_that_needs_ffmpeg_says_how_to_convert_it() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), b"GIF89a\x01\0\x01\0\0\0\0").unwrap();
-        let e = read_image_by(file.path(), Path::new("/nowhere/ffmpeg")).unwrap_err().to_string();
+        let e = read_image_by(file.path(), Path::new("/nowhere/ffmpeg"), MOST_PIXELS).unwrap_err().to_string();
         assert!(e.contains("GIF") && e.contains("ffmpeg -i IN OUT.png"), "{e}");
     }
 

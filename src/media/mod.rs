@@ -50,9 +50,10 @@ pub use encoder::Encoder;
 pub use error::{Error, Result};
 pub use frames::Frames;
 pub(crate) use hash::sha256_of;
+pub(crate) use image_ffmpeg::ImageKind;
+pub(crate) use image_file::read_image_up_to;
 #[doc(hidden)]
 pub use image_file::{covering, read_image};
-pub(crate) use image_ffmpeg::ImageKind;
 pub use long::{LongHashes, LongMp4};
 pub use mp4::{write_encoded_mp4, write_frames_of, write_mp4};
 pub use options::{EncoderChoice, Mp4Options};

@@ -54,11 +54,13 @@ impl Inputs {
     /// `invalid_image`, `image_too_large`, of the field.
     pub fn keep_image(&self, field: &str, file: &Path) -> Result<String, ApiError> {
         check_image(field, BufReader::new(File::open(file).map_err(|e| unkept(&e))?))?;
-        let frames = self.decoders.within(|| media::read_image(file));
+        let frames = self.decoders.within(|| media::read_image_up_to(file, MAX_IMAGE_PIXELS));
         let frames = frames.map_err(|error| {
             let why = match error {
                 media::Error::Image { message, .. } => message,
-                _ => "it cannot be read".into(),
+                _ => {
+                    format!("it cannot be decoded: it is damaged, cut short or of more than {MAX_IMAGE_PIXELS} pixels")
+                }
             };
             ApiError::field("invalid_image", field, format!("{field}: {}", one_line(&why)))
         })?;
