@@ -1,11 +1,18 @@
 //! `ltx2 plugin install`: fetches the pinned plugin of a platform.
 
+mod index;
+mod settings;
+
 use std::fs::{self, File, TryLockError};
+use std::io;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use anyhow::{Context, Result, bail};
+use zip::ZipArchive;
 
+use self::index::Index;
+use self::settings::Settings;
 use super::{print, tell};
 use crate::media::sync_folder;
 use crate::pjrt::discover;
@@ -50,16 +57,6 @@ pub(crate) enum Platform {
 
 /// Written last into a plugin's folder: what it was made of.
 const STAMP: &str = "installed.txt";
-
-/// Unpacks a wheel with the files' permissions, which `python3 -m zipfile` drops and the CUDA compiler needs.
-const UNPACK: &str = "\
-import os, sys, zipfile
-with zipfile.ZipFile(sys.argv[1]) as wheel:
-    for item in wheel.infolist():
-        path = wheel.extract(item, sys.argv[2])
-        if item.external_attr >> 16 & 0o111 and os.path.isfile(path):
-            os.chmod(path, 0o755)
-";
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     let Action::Install(install) = &args.action;
@@ -107,9 +104,10 @@ pub(crate) fn install_plugin(kind: discover::Platform, folder: &Path) -> Result<
         let work = work.with_context(|| format!("{}: cannot write", folder.display()))?;
         let fresh = work.path().join("new");
         fs::create_dir(&fresh)?;
-        for (index, wheel) in wheels(kind).iter().enumerate() {
-            tell(format_args!("[{}/{}] {} {}", index + 1, wheels(kind).len(), wheel.package, wheel.version));
-            unpack(&download(wheel, work.path())?, &fresh)?;
+        let index = Index::new(Settings::read()?)?;
+        for (n, wheel) in wheels(kind).iter().enumerate() {
+            tell(format_args!("[{}/{}] {} {}", n + 1, wheels(kind).len(), wheel.package, wheel.version));
+            unpack(&download(&index, wheel, work.path())?, &fresh)?;
         }
         fs::write(fresh.join(STAMP), &stamp)?;
         // The stamp says that all of it is there, also to a machine that stops before it is on the disk.
@@ -167,46 +165,48 @@ fn sync_all(folder: &Path) -> std::io::Result<()> {
     sync_folder(folder)
 }
 
-fn download(wheel: &Wheel, work: &Path) -> Result<PathBuf> {
-    let folder = work.join(wheel.package);
-    let requirement = format!("{}=={}", wheel.package, wheel.version);
-    let mut pip = Command::new("python3");
-    pip.args(["-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:"]);
-    pip.args(["--platform", wheel.platform]);
-    if let Some(python) = wheel.python {
-        let abi = format!("cp{}", python.replace('.', ""));
-        pip.args(["--implementation", "cp", "--python-version", python, "--abi", &abi]);
-    }
-    let output = pip.arg("--dest").arg(&folder).arg(&requirement).output();
-    let output = output.context("python3 does not run; plugins are fetched with `python3 -m pip`: install both")?;
-    if !output.status.success() {
-        let text = String::from_utf8_lossy(&output.stderr);
-        let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-        bail!("{requirement}: `python3 -m pip download` failed: {}", lines.join(" | "));
-    }
-    let mut files = fs::read_dir(&folder)?.flatten().map(|entry| entry.path());
-    let file = files.find(|path| path.extension().is_some_and(|extension| extension == "whl"));
-    let file = file.with_context(|| format!("{requirement}: pip downloaded no wheel"))?;
+/// Downloads a wheel into a folder and compares its checksum with the pinned one.
+fn download(index: &Index, wheel: &Wheel, folder: &Path) -> Result<PathBuf> {
+    let file = index.download(wheel, folder)?;
     let sum = sha256_file(&file).with_context(|| format!("{}: cannot read", file.display()))?;
     if sum != wheel.sha256 {
-        bail!("{requirement}: sha256 is {sum}, expected {}: the file is not the one this program trusts", wheel.sha256);
+        let (package, version, pinned) = (wheel.package, wheel.version, wheel.sha256);
+        bail!("{package}=={version}: sha256 is {sum}, expected {pinned}: the file is not the one this program trusts");
     }
     Ok(file)
 }
 
+/// Unpacks a wheel with its files' right to be executed, which the CUDA compiler needs, and deletes it.
 fn unpack(wheel: &Path, folder: &Path) -> Result<()> {
-    let output = Command::new("python3").args(["-c", UNPACK]).arg(wheel).arg(folder).output();
-    let output = output.context("python3 does not run")?;
-    if !output.status.success() {
-        let text = String::from_utf8_lossy(&output.stderr);
-        bail!("{}: cannot unpack: {}", wheel.display(), text.lines().last().unwrap_or_default());
-    }
+    let unpacked = || -> Result<()> {
+        let mut archive = ZipArchive::new(io::BufReader::new(File::open(wheel)?))?;
+        for n in 0..archive.len() {
+            let mut entry = archive.by_index(n)?;
+            let name = entry.name()?.into_owned();
+            let inner = entry.enclosed_name().with_context(|| format!("'{name}' leaves the folder"))?;
+            let path = folder.join(inner);
+            if entry.is_dir() {
+                fs::create_dir_all(&path)?;
+                continue;
+            }
+            fs::create_dir_all(path.parent().unwrap_or(folder))?;
+            let mut file = File::create(&path).with_context(|| format!("{}: cannot write", path.display()))?;
+            io::copy(&mut entry, &mut file).with_context(|| format!("'{name}' cannot be unpacked"))?;
+            if entry.unix_mode().is_some_and(|mode| mode & 0o111 != 0) {
+                file.set_permissions(fs::Permissions::from_mode(0o755))?;
+            }
+        }
+        Ok(())
+    };
+    unpacked().with_context(|| format!("{}: cannot unpack", wheel.display()))?;
     // The wheel may be large; nothing reads it again.
     fs::remove_file(wheel).with_context(|| format!("{}: cannot delete", wheel.display()))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+
     use super::*;
 
     #[test]
@@ -221,6 +221,45 @@ mod tests {
         fs::write(target.join(STAMP), stamp).unwrap();
         assert_eq!(install_plugin(discover::Platform::Cpu, folder.path()).unwrap(), file);
         assert_eq!(fs::read_to_string(&file).unwrap(), "x");
+    }
+
+    fn wheel_file(entries: &[(&str, u32)]) -> (tempfile::TempDir, PathBuf) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.whl");
+        let mut archive = zip::ZipWriter::new(File::create(&path).unwrap());
+        for (name, mode) in entries {
+            let options = zip::write::SimpleFileOptions::default().unix_permissions(*mode);
+            archive.start_file(*name, options).unwrap();
+            archive.write_all(name.repeat(1000).as_bytes()).unwrap();
+        }
+        archive.finish().unwrap();
+        (folder, path)
+    }
+
+    #[test]
+    fn a_wheel_is_unpacked_with_the_right_to_execute() {
+        let (folder, wheel) = wheel_file(&[("bin/ptxas", 0o755), ("lib/a.so", 0o644)]);
+        let target = folder.path().join("new");
+        unpack(&wheel, &target).unwrap();
+        let mode = |name: &str| fs::metadata(target.join(name)).unwrap().permissions().mode() & 0o111;
+        assert_eq!((mode("bin/ptxas"), mode("lib/a.so")), (0o111, 0));
+        assert_eq!(fs::read_to_string(target.join("lib/a.so")).unwrap(), "lib/a.so".repeat(1000));
+        assert!(!wheel.exists(), "nothing reads it again");
+    }
+
+    #[test]
+    fn a_wheel_that_is_damaged_or_leaves_its_folder_is_named() {
+        let (folder, wheel) = wheel_file(&[("../outside", 0o644)]);
+        let error = format!("{:#}", unpack(&wheel, &folder.path().join("new")).unwrap_err());
+        assert!(error.contains("a.whl: cannot unpack: '../outside' leaves the folder"), "{error}");
+        assert!(!folder.path().join("outside").exists());
+        let (folder, wheel) = wheel_file(&[("lib/a.so", 0o644)]);
+        let mut bytes = fs::read(&wheel).unwrap();
+        // A byte of the entry's data, which follow its header and name.
+        bytes[30 + "lib/a.so".len() + 20] ^= 0xff;
+        fs::write(&wheel, bytes).unwrap();
+        let error = format!("{:#}", unpack(&wheel, &folder.path().join("new")).unwrap_err());
+        assert!(error.contains("a.whl: cannot unpack: ") && wheel.exists(), "{error}");
     }
 
     #[test]

@@ -2,8 +2,8 @@
 //! one line.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
-use std::os::unix::fs::PermissionsExt;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpListener;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -25,17 +25,16 @@ fn error(out: &Output) -> String {
     errors[0].to_string()
 }
 
-/// `ltx2 plugin install cpu` into `plugins` of a folder, where `python3` is a script of ours.
-fn installing(dir: &Path, script: &str) -> Command {
-    let python = dir.join("python3");
-    // One of a killed install may still run.
-    if !python.exists() {
-        fs::write(&python, format!("#!/bin/sh\n{script}\n")).expect("written");
-        fs::set_permissions(&python, fs::Permissions::from_mode(0o755)).expect("a script");
-    }
+/// `ltx2 plugin install cpu` into `plugins` of a folder, with wheels from `wheels` there alone and no program to be found.
+fn installing(dir: &Path) -> Command {
     let mut command = support::ltx2();
+    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("PIP_")) {
+        command.env_remove(name);
+    }
+    fs::create_dir_all(dir.join("wheels")).expect("a folder");
     command.args(["plugin", "install", "cpu", "--dir"]).arg(dir.join("plugins"));
-    command.env("PATH", format!("{}:{}", dir.display(), std::env::var("PATH").unwrap_or_default()));
+    command.env("PIP_CONFIG_FILE", "/dev/null").env("PIP_NO_INDEX", "1").env("PIP_FIND_LINKS", dir.join("wheels"));
+    command.env("PATH", "/nonexistent");
     command
 }
 
@@ -46,11 +45,14 @@ fn left(dir: &Path) -> Vec<String> {
     names.filter(|name| name != ".cpu.lock").collect()
 }
 
-/// The error of an install, and how much it leaves.
-fn install(script: &str) -> (String, usize) {
+/// File name of the pinned wheel, as an install that does not find it names it.
+fn pinned_wheel() -> String {
     let dir = tempfile::tempdir().expect("a folder");
-    let out = installing(dir.path(), script).output();
-    (error(&out.expect("runs")), left(dir.path()).len())
+    let said = error(&installing(dir.path()).output().expect("runs"));
+    let (_, wanted) = said.split_once("none of 0 files is ").unwrap_or_else(|| panic!("{said}"));
+    let words: Vec<&str> = wanted.split([' ', ';']).collect();
+    assert_eq!(words[2], "for", "{said}");
+    format!("{}-{}-py3-none-{}.whl", words[0].replace('-', "_"), words[1], words[3])
 }
 
 /// One install at a time has a folder: another waits, and then finds what it needs, or does the work itself. What a killed one left is
@@ -62,18 +64,25 @@ fn of_two_installs_one_waits() {
     fs::create_dir_all(plugins.join(".install-cpu-killed")).expect("a folder");
     let lock = fs::File::create(plugins.join(".cpu.lock")).expect("a file");
     lock.lock().expect("locked");
-    let asked = dir.path().join("asked");
-    let mut run = installing(dir.path(), &format!("touch '{}'; echo 'ERROR: no route' >&2; exit 1", asked.display()));
+    let index = TcpListener::bind("127.0.0.1:0").expect("a port");
+    index.set_nonblocking(true).expect("set");
+    let mut run = installing(dir.path());
+    run.env_remove("PIP_NO_INDEX").env("PIP_INDEX_URL", format!("http://{}/simple", index.local_addr().expect("one")));
+    run.env("NO_PROXY", "127.0.0.1").env_remove("PIP_FIND_LINKS");
     let mut process = run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("starts");
     let mut lines = BufReader::new(process.stderr.take().expect("piped")).lines().map_while(Result::ok);
     assert!(lines.any(|line| line.starts_with("waiting for another install")), "it says so");
     std::thread::sleep(Duration::from_millis(100));
-    assert!(process.try_wait().expect("a process").is_none() && !asked.exists(), "it did not wait");
+    assert!(process.try_wait().expect("a process").is_none() && index.accept().is_err(), "it did not wait");
     assert_eq!(left(dir.path()), [".install-cpu-killed"]);
     lock.unlock().expect("unlocked");
+    index.set_nonblocking(false).expect("set");
+    let (mut asked, _) = index.accept().expect("it asks the index");
+    assert!(asked.read(&mut [0; 4096]).expect("a request") > 0);
+    asked.write_all(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n").expect("answered");
     let said: Vec<String> = lines.collect();
     assert_eq!(process.wait().expect("ends").code(), Some(1));
-    assert!(asked.exists() && said.iter().any(|line| line.contains("no route")), "{said:?}");
+    assert!(said.iter().any(|line| line.contains("404 Not Found")), "{said:?}");
     assert_eq!(left(dir.path()), [""; 0], "what was left is removed");
 }
 
@@ -81,19 +90,19 @@ fn of_two_installs_one_waits() {
 #[needs(cpu, full)]
 fn a_killed_install_is_never_taken_for_a_plugin() {
     let dir = tempfile::tempdir().expect("a folder");
-    let (wheel, file) = (dir.path().join("wheel"), dir.path().join("plugins/cpu"));
-    fs::create_dir(&wheel).expect("a folder");
-    // The first download is kept for the others.
-    let real = Command::new("sh").args(["-c", "command -v python3"]).output().expect("runs").stdout;
-    let real = String::from_utf8_lossy(&real).trim().to_string();
-    let script = format!(
-        "if [ \"$2\" != pip ]; then exec {real} \"$@\"; fi\nall=\"$*\"\n\
-         while [ \"$1\" != --dest ]; do shift; done; to=\"$2\"; mkdir -p \"$to\"\n\
-         if ! ls {0}/*.whl > /dev/null 2>&1; then {real} $all || exit 1; cp \"$to\"/*.whl {0}; else cp {0}/*.whl \"$to\"; fi",
-        wheel.display()
-    );
+    let file = dir.path().join("plugins/cpu");
+    // The wheel, as pip finds it: kills are to come while it is copied, checked and unpacked.
+    let name = pinned_wheel();
+    let [package, version, .., platform] = name.trim_end_matches(".whl").split('-').collect::<Vec<_>>()[..] else {
+        panic!("{name}");
+    };
+    let pip = ["-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--platform", platform, "--dest"];
+    let mut download = Command::new("python3");
+    download.args(pip).arg(dir.path().join("wheels")).arg(format!("{package}=={version}"));
+    let downloaded = download.output().expect("python3 runs");
+    assert!(downloaded.status.success(), "{}", String::from_utf8_lossy(&downloaded.stderr));
     let run = || {
-        let mut run = installing(dir.path(), &script);
+        let mut run = installing(dir.path());
         run.stdout(Stdio::null()).stderr(Stdio::piped());
         run
     };
@@ -129,26 +138,34 @@ fn a_killed_install_is_never_taken_for_a_plugin() {
         assert!(checked().is_none_or(|sum| sum == whole), "kill {n}");
     }
     assert_eq!(killed, KILLED_INSTALLS);
-    // The download of the last one lives on for a moment, and may make its folder anew.
-    std::thread::sleep(Duration::from_secs(1));
     assert_eq!(install().0, whole);
     assert_eq!(left(dir.path()), ["cpu"]);
 }
 
+/// A wheel of the right name with other bytes, from a folder that lists no checksum.
 #[needs(nothing)]
 fn a_download_with_another_checksum_is_refused() {
-    // The folder stands behind `--dest`.
-    let script = "while [ \"$1\" != --dest ]; do shift; done; mkdir -p \"$2\"; echo code > \"$2/plugin.whl\"";
-    let (said, left) = install(script);
-    assert!(said.contains("sha256 is ") && said.contains("not the one this program trusts"), "{said}");
-    assert_eq!(left, 0, "nothing is installed");
+    let dir = tempfile::tempdir().expect("a folder");
+    let mut run = installing(dir.path());
+    fs::write(dir.path().join("wheels").join(pinned_wheel()), "code").expect("written");
+    let said = error(&run.output().expect("runs"));
+    let sum = hex::encode(Sha256::digest("code"));
+    assert!(said.contains(&format!("sha256 is {sum}, expected ")) && said.contains("not the one this program trusts"));
+    assert_eq!(left(dir.path()), [""; 0], "nothing is installed");
 }
 
+/// A place that is not there, and one that has other files.
 #[needs(nothing)]
-fn a_download_that_fails_says_what_pip_said() {
-    let (said, left) = install("echo 'ERROR: no route' >&2; exit 1");
-    assert!(said.contains("pip download") && said.contains("ERROR: no route"), "{said}");
-    assert_eq!(left, 0);
+fn a_download_that_fails_names_each_place_with_its_reason() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let mut run = installing(dir.path());
+    fs::write(dir.path().join("wheels/other-1.0-py3-none-any.whl"), "code").expect("written");
+    let closed = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a port");
+    run.env("PIP_NO_INDEX", "0").env("PIP_INDEX_URL", format!("http://me:secret@{closed}/simple")).env("NO_PROXY", "*");
+    let said = error(&run.output().expect("runs"));
+    let words = [": cannot be downloaded: ", "/wheels: none of 1 files is ", "onnection refused", "PIP_INDEX_URL"];
+    assert!(words.iter().all(|words| said.contains(words)) && !said.contains("secret"), "{said}");
+    assert_eq!(left(dir.path()), [""; 0]);
 }
 
 #[needs(nothing)]
