@@ -82,8 +82,7 @@ def page(figures, log, said):
 moment that a test names). All traffic is on
 loopback, client and server in one process; the device follows a script, so these are the server's own costs. The state is on a
 disk of memory: a disk's own sync comes on top of each create and each change of status ([4 ms](../docs/decisions/serving.md)). Memory is
-that with `MALLOC_ARENA_MAX=2`, as in the container: without it the C library gives threads heaps of their own, and it grew by 0.5 to
-3 % over the first 1,000 videos.
+that of the test's process, which limits its heaps as `ltx2 serve` does; `serve memory::` measures the server with the toy model.
 
 ## Goals
 

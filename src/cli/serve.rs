@@ -16,6 +16,7 @@ use crate::pipeline::setup::check_flags;
 use crate::pjrt::end_process;
 use crate::runtime::processes::Group;
 use crate::serve::health::Condition;
+use crate::serve::heap;
 use crate::serve::model_device::{factory_together, follow};
 use crate::serve::server::{CUT, Options, Server, StartError, state_folder};
 
@@ -225,6 +226,7 @@ impl KeepingArgs {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    heap::limit();
     let mut loaded = args.load()?;
     if args.print_config {
         return print(&loaded.to_yaml());

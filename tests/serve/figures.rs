@@ -385,6 +385,7 @@ fn memory() {
 
 #[needs(member)]
 fn memory_of_a_thousand_videos() {
+    ltx2::serve::heap::limit();
     let bench = Bench::start();
     let make = |count: usize| {
         let mut connection = bench.connection();

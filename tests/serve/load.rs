@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use ltx2::config::Seconds;
+use ltx2::serve::heap;
 use ltx2::serve::id::VideoId;
 use ltx2::serve::job::State;
 use ltx2::serve::jobs::Pace;
@@ -27,13 +28,14 @@ fn handles() -> [usize; 2] {
     ["fd", "task"].map(|name| std::fs::read_dir(Path::new("/proc/self").join(name)).expect("a folder").count())
 }
 
-/// Runs a test of this binary by itself, as others beside it would be measured, too; with two heaps for all threads, as in the
-/// container: of more, each grows on its own for a while.
+/// Runs a test of this binary by itself, as others beside it would be measured, too. What limits a server's memory is the
+/// server's: nothing of the environment does.
 pub fn by_itself(test: &str) {
     let mut run = Command::new(std::env::current_exe().expect("this binary"));
     run.args([test, "--exact"])
         .env("LTX2_TEST_MEMBER", "1")
-        .env("MALLOC_ARENA_MAX", "2")
+        .env_remove("MALLOC_ARENA_MAX")
+        .env_remove("GLIBC_TUNABLES")
         .env_remove("LTX2_TEST_LOG")
         .env_remove("LTX2_REQUIRE");
     let ran = run.output().expect("runs");
@@ -44,6 +46,7 @@ pub fn by_itself(test: &str) {
 
 #[needs(member)]
 fn queued_jobs_are_small_and_none_is_left_behind() {
+    heap::limit();
     files();
     let state = quick_folder();
     let mut settings = settings();

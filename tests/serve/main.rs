@@ -21,6 +21,7 @@ mod jobs;
 mod limits;
 mod load;
 mod malformed;
+mod memory;
 mod nano;
 mod paths;
 mod places;

@@ -17,32 +17,32 @@ use serde_json::{Value, json};
 const PATIENCE: Duration = Duration::from_secs(240);
 
 /// A running server; it is killed with this.
-struct Served {
-    process: Child,
-    address: SocketAddr,
+pub struct Served {
+    pub process: Child,
+    pub address: SocketAddr,
     /// Lines of its log.
     lines: Receiver<String>,
     state: PathBuf,
 }
 
 impl Served {
-    fn start(state: &Path, more: &[&str], failpoint: Option<&str>) -> Self {
+    pub fn start(state: &Path, more: &[&str], failpoint: Option<&str>) -> Self {
         Served::start_with(state, more, |serve| serve.envs(failpoint.map(|point| ("LTX2_FAILPOINT", point))))
     }
 
-    fn start_with(state: &Path, more: &[&str], prepare: impl FnOnce(&mut Command) -> &mut Command) -> Self {
+    pub fn start_with(state: &Path, more: &[&str], prepare: impl FnOnce(&mut Command) -> &mut Command) -> Self {
+        Served::start_on(support::tiny(), state, more, prepare)
+    }
+
+    /// Starts a server on a configuration: a preset or a file.
+    pub fn start_on(
+        config: &str,
+        state: &Path,
+        more: &[&str],
+        prepare: impl FnOnce(&mut Command) -> &mut Command,
+    ) -> Self {
         let mut serve = support::ltx2();
-        serve.args([
-            "serve",
-            "-c",
-            support::tiny(),
-            "--listen",
-            "127.0.0.1:0",
-            "--min-free",
-            "0",
-            "--checkpoint",
-            "0s",
-        ]);
+        serve.args(["serve", "-c", config, "--listen", "127.0.0.1:0", "--min-free", "0", "--checkpoint", "0s"]);
         serve.arg("--state").arg(state).args(more).stdout(Stdio::null()).stderr(Stdio::piped());
         prepare(&mut serve);
         let mut process = serve.spawn().expect("starts");
@@ -78,12 +78,12 @@ impl Served {
         panic!("'{words}' is not in {said:#?}");
     }
 
-    fn get(&self, path: &str) -> (u16, Value) {
+    pub fn get(&self, path: &str) -> (u16, Value) {
         let answer = Client::to(self.address).get(path);
         (answer.status, serde_json::from_slice(&answer.body).unwrap_or_default())
     }
 
-    fn create(&self, body: &Value) -> String {
+    pub fn create(&self, body: &Value) -> String {
         let answer = Client::to(self.address).send("POST", "/v1/videos", Some(body));
         assert_eq!(answer.status, 200, "{}", answer.text());
         answer.json()["id"].as_str().expect("an id").into()
@@ -102,7 +102,7 @@ impl Served {
     }
 
     /// Waits for a video's end.
-    fn wait(&self, id: &str) -> Value {
+    pub fn wait(&self, id: &str) -> Value {
         let since = Instant::now();
         loop {
             let (_, video) = self.get(&format!("/v1/videos/{id}"));
