@@ -1,6 +1,7 @@
 //! The container's recipe, and the script that runs its steps where there is no docker.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
 use crate::support::needs;
@@ -69,6 +70,26 @@ fn the_image_is_what_an_operator_asks_for() {
     // What docker is sent has no model, build folder or plugin of this machine.
     let ignored = fs::read_to_string(".dockerignore").expect("a list");
     assert!(["target", "plugins", "models", ".git"].iter().all(|name| ignored.lines().any(|line| line == *name)));
+}
+
+/// A step that starts a program of this machine that the image does not have fails here, as it would there.
+#[needs(nothing)]
+fn a_step_finds_no_program_that_the_image_lacks() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let binary = dir.path().join("ltx2");
+    let run = |script: &str| {
+        fs::write(&binary, format!("#!/bin/sh\n{script}\nexit 1\n")).expect("written");
+        fs::set_permissions(&binary, fs::Permissions::from_mode(0o755)).expect("a program");
+        let mut steps = Command::new("python3");
+        let done = steps.args(["container/steps.py", "cpu", "--binary"]).arg(&binary).output().expect("python3 runs");
+        assert!(!done.status.success(), "the script fails");
+        format!("{}{}", String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr))
+    };
+    let said = run("python3 --version");
+    assert!(said.contains("python3: not found") || said.contains("python3: command not found"), "{said}");
+    // What the image installs is there.
+    let said = run("curl --version && echo curl is there");
+    assert!(said.contains("curl is there"), "{said}");
 }
 
 /// The steps end in a server that is healthy by the image's own check, makes a video, and keeps it over a restart.
