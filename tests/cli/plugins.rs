@@ -213,11 +213,8 @@ fn a_plugin_that_lacks_a_library_names_the_library() {
 }
 
 /// A file that turns out to be libtpu is not initialised without chips: it would look for them for minutes.
-#[needs(cpu)]
+#[needs(cpu, no_tpu)]
 fn a_plugin_for_tpus_needs_chips_whatever_its_name() {
-    if Path::new("/dev/accel0").exists() || Path::new("/dev/vfio/0").exists() {
-        return;
-    }
     let dir = tempfile::tempdir().expect("a folder");
     let neutral = dir.path().join("neutral.so");
     let standin = Standin::new().load(Load::Tpu);
@@ -363,6 +360,9 @@ fn a_plugin_that_aborts_or_hangs_while_it_is_loaded_is_an_error() {
     refused(Load::Abort, ["the process that tried it ended with signal: 6 (SIGABRT)", " while it was loaded"]);
     refused(Load::Hang, ["the process that tried it hung for 2 s while it was loaded", "LTX2_PJRT_PLUGIN=FILE.so"]);
     refused(Load::Major, ["it speaks PJRT 1.", "this program speaks 0."]);
+    let (ran, file) = run(Some(Load::Old));
+    let old = format!("error: {}: the plugin is too old: it has PJRT 0.80 and 0.81 or newer ", file.display());
+    assert!(error(&ran).starts_with(&old) && !results.exists() && !out.exists(), "{}", error(&ran));
     refused(Load::NoEntry, ["it exports no `GetPjrtApi`", "so it is not a PJRT plugin"]);
 
     let (ran, _) = run(None);

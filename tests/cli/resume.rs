@@ -4,6 +4,7 @@
 use ltx2::pipeline::phase::Phase;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use crate::support::drawn::{distilled_2_5, with_diffusion_decoder};
 use crate::support::{self, full, needs};
@@ -13,6 +14,8 @@ use ltx2::pipeline::generate::{Finished, Observer, generate};
 use ltx2::pipeline::options::GenerateOptions;
 use ltx2::pipeline::saved;
 use ndarray::Array4;
+use serde_json::Value;
+use sha2::{Digest, Sha256};
 
 /// Ends the run when a phase has so many steps behind it; remembers where each phase began.
 #[derive(Default)]
@@ -151,6 +154,57 @@ fn goes_on(kept: Run, phase: Phase, at: usize, from: usize) {
     assert_eq!(same.as_ref(), Ok(&whole), "{what}");
     assert_eq!(began.first(), Some(&(phase, from)), "{what}: earlier steps were run again");
     assert!(!steps.exists(), "{what}: they are not needed any more");
+}
+
+/// Writes kept steps as another release of this program does, whose version is in what they are known by.
+fn as_another_release(path: &Path) {
+    let bytes = std::fs::read(path).expect("the steps");
+    let (length, rest) = bytes.split_at(8);
+    let length = u64::from_le_bytes(length.try_into().expect("eight bytes"));
+    let (header, tensors) = rest.split_at(usize::try_from(length).expect("a length"));
+    let mut header: Value = serde_json::from_slice(header).expect("a header");
+    let about = &mut header["__metadata__"];
+    let mut known: Value = serde_json::from_str(about["request"].as_str().expect("a request")).expect("JSON");
+    assert_eq!(known["release"], env!("CARGO_PKG_VERSION"));
+    known["release"] = "0.0.9".into();
+    let known = known.to_string();
+    about["identity"] = hex::encode(Sha256::digest(&known)).into();
+    about["request"] = known.into();
+    let header = header.to_string();
+    let padded = format!("{header:width$}", width = header.len().next_multiple_of(8));
+    let length = (padded.len() as u64).to_le_bytes();
+    std::fs::write(path, [&length[..], padded.as_bytes(), tensors].concat()).expect("written");
+}
+
+#[needs(cpu)]
+fn steps_of_another_model_or_release_are_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (output, model) = (folder.path().join("out.mp4"), folder.path().join("model"));
+    let copied = Command::new("cp").args(["-r", "tests/fixtures/models/tiny_a"]).arg(&model).status();
+    assert!(copied.expect("cp runs").success());
+    let set = settings("text_to_video", &[&format!("model.path={}", model.display())]);
+    let kept = Run { file: support::tiny(), set: &set, output: &output, every: Some(1), resume: false };
+    assert!(kept.run(Some((Phase::Denoise, 2))).0.is_err());
+    let resumed = || Run { resume: true, ..kept }.run(None);
+    let refused = || resumed().0.expect_err("it goes on");
+    let weights = model.join("vae/diffusion_pytorch_model.safetensors");
+    let whole = std::fs::read(&weights).expect("weights");
+    let mut other = whole.clone();
+    *other.last_mut().expect("bytes") ^= 1;
+    std::fs::write(&weights, other).expect("written");
+    let said = refused();
+    assert!(said.contains("holds the steps of another request, model or release: model"), "{said}");
+    std::fs::write(&weights, whole).expect("written");
+
+    let path = saved::path_of(&output);
+    let steps = std::fs::read(&path).expect("the steps");
+    as_another_release(&path);
+    let said = refused();
+    assert!(said.contains("model or release: release is 0.0.9 there, "), "{said}");
+    assert!(!output.exists());
+    std::fs::write(&path, steps).expect("written");
+    let (made, began) = resumed();
+    assert!(made.is_ok() && began.first() == Some(&(Phase::Denoise, 2)), "{made:?} {began:?}");
 }
 
 #[needs(cpu)]

@@ -318,6 +318,36 @@ fn killed_at_a_moment_nothing_acknowledged_is_lost() {
     }
 }
 
+/// A job during which its process is killed is tried again, and not a third time: the server goes on with the others.
+#[needs(nothing)]
+fn a_job_during_which_its_process_is_killed_twice_has_crashed() {
+    let state = quick_folder();
+    let moment = "recorded in_progress";
+    let mut id = None;
+    for attempt in [1, 2] {
+        let mut process = Process::start(state.path(), Some(moment), 3600.0);
+        if attempt == 1 {
+            process.tell("send n=0 steps=4");
+        }
+        crate::scripted::until("it to run", || {
+            let Some(found) = done_id(state.path()) else { return false };
+            let record = state.path().join("jobs").join(found.as_str()).join("job.json");
+            id = Some(found);
+            let Ok(text) = std::fs::read(record) else { return false };
+            let record: Record = serde_json::from_slice(&text).expect("a whole record");
+            (record.state, record.attempts) == (State::InProgress, attempt)
+        });
+        process.kill();
+    }
+    let id = id.expect("the job");
+    let server = Server::start(state.path(), own_settings(3600.0));
+    let job = server.jobs.get(&anyone(), &id).expect("it is there");
+    let code = job.record.failure.as_ref().map(|failure| failure.code.as_str());
+    assert_eq!((job.record.state, code), (State::Failed, Some("crashed")));
+    assert_eq!(server.wait(&server.send("n=1 steps=4")).record.state, State::Completed);
+    server.stop().expect("drained");
+}
+
 /// At random times, while jobs are sent, cancelled, deleted and made.
 #[needs(nothing)]
 fn killed_at_any_time_nothing_acknowledged_is_lost() {

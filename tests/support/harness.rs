@@ -15,6 +15,7 @@ use std::fs::OpenOptions;
 use std::io::Write;
 use std::os::unix::process::CommandExt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
@@ -43,6 +44,8 @@ pub enum Need {
     Cpu,
     /// libtpu, as a compiler.
     Tpu,
+    /// A machine without TPU chips.
+    NoTpu,
     /// The CUDA plugin, as a compiler.
     Cuda,
     /// An NVIDIA GPU.
@@ -67,10 +70,11 @@ pub enum Need {
     Member,
 }
 
-const NEEDS: [Need; 14] = [
+const NEEDS: [Need; 15] = [
     Need::Nothing,
     Need::Cpu,
     Need::Tpu,
+    Need::NoTpu,
     Need::Cuda,
     Need::Gpu,
     Need::Gpus,
@@ -108,6 +112,10 @@ impl Need {
             Need::Nothing => None,
             Need::Cpu => plugin(Platform::Cpu),
             Need::Tpu => plugin(Platform::Tpu),
+            Need::NoTpu => {
+                let chips = ["/dev/accel0", "/dev/vfio/0"].into_iter().find(|path| Path::new(path).exists());
+                chips.map(|path| format!("TPU chips are here ({path})"))
+            }
             Need::Cuda => plugin(Platform::Cuda),
             Need::Gpu => gpus(1).or_else(|| plugin(Platform::Cuda)),
             Need::Gpus => gpus(2).or_else(|| plugin(Platform::Cuda)),

@@ -13,7 +13,7 @@
  *                                     abort               ends the process, as a failed CHECK does
  *   LTX2_STANDIN_LOG      file to which each action adds a line when it is taken
  *   LTX2_STANDIN_CALLS    file that gets a line a function when the process ends: its name and the number of its calls
- *   LTX2_STANDIN_LOAD     what loading does: abort, hang, major (a table of the next major version), tpu (a TPU plugin whose initialisation
+ *   LTX2_STANDIN_LOAD     what loading does: abort, hang, major (a table of the next major version), old (one of minor version 80), tpu (a TPU plugin whose initialisation
  *                         never ends), or other (a client whose platform is called so)
  *
  * With -DNO_ENTRY it exports nothing, as a library that is no plugin.
@@ -309,6 +309,7 @@ const void *GetPjrtApi(void) {
     char *table = malloc(size);
     memcpy(table, theirs, size);
     if (load && !strcmp(load, "major")) FIELD(int, table, TABLE_MAJOR) += 1;
+    if (load && !strcmp(load, "old")) FIELD(int, table, TABLE_MAJOR + sizeof(int)) = 80;
 #define INSTALL(name, slot) replace(table, size, slot, shim_##name);
     SLOTS(INSTALL)
     if (load && !strcmp(load, "tpu")) {

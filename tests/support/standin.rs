@@ -39,6 +39,8 @@ pub enum Load {
     Hang,
     /// Another major version of the interface.
     Major,
+    /// A minor version of the interface that is too old.
+    Old,
     /// A TPU's extension, and an initialisation that never ends.
     Tpu,
     /// A client whose platform is called `other`.
@@ -113,6 +115,7 @@ impl Standin {
             Some(Load::Abort) => "abort",
             Some(Load::Hang) => "hang",
             Some(Load::Major) => "major",
+            Some(Load::Old) => "old",
             Some(Load::Tpu) => "tpu",
             Some(Load::Other) => "other",
             Some(Load::NoEntry) | None => "",
