@@ -185,3 +185,19 @@ fn resume_does_not_replace_a_foreign_video() {
     assert!(succeed(&mut run(&["--resume", "--force"])).contains("goes on in phase denoise"));
     assert!(json(&folder.path("out.json"))["sha256"]["frames"].is_string());
 }
+
+/// Of two videos the first one's sound fails: the second is made with its sound.
+#[needs(cpu)]
+fn a_sound_that_fails_costs_no_later_video() {
+    let folder = Folder::new();
+    let mut run = folder.generate(&["--num-videos", "2", "-o", "videos", "--save-audio", "sounds"]);
+    let error = error(1, run.env("LTX2_FAILPOINT", "fail rename 0000_10.wav"));
+    assert!(error.contains("sounds/0000_10.wav: the test asked for a failure"), "{error}");
+    kept(&error, "its frames, samples and latents are");
+    for name in ["0000_10", "0001_11"] {
+        let video = folder.path(&format!("videos/{name}.mp4"));
+        assert_eq!(frames_of(video.to_str().expect("UTF-8")), 9, "{name}");
+        assert!(json(&video.with_extension("json"))["sha256"]["samples"].is_string(), "{name}");
+    }
+    assert!(read_wav(&folder.path("sounds/0001_11.wav")).is_ok() && !folder.path("sounds/0000_10.wav").exists());
+}
