@@ -12,6 +12,7 @@ mod config;
 mod constants;
 mod experiments;
 mod flags;
+mod history;
 mod key_tables;
 mod names;
 mod programs;

@@ -62,6 +62,8 @@ pub enum Need {
     Mount,
     /// The attention kernels that JAX wrote.
     Jax,
+    /// The repository's history, which a shallow clone lacks.
+    History,
     /// More time than `make test` has.
     Full,
     /// To run with nothing beside it, at the end of `make test-full`.
@@ -70,7 +72,7 @@ pub enum Need {
     Member,
 }
 
-const NEEDS: [Need; 15] = [
+const NEEDS: [Need; 16] = [
     Need::Nothing,
     Need::Cpu,
     Need::Tpu,
@@ -83,6 +85,7 @@ const NEEDS: [Need; 15] = [
     Need::Etcd,
     Need::Mount,
     Need::Jax,
+    Need::History,
     Need::Full,
     Need::Alone,
     Need::Member,
@@ -127,6 +130,11 @@ impl Need {
             }
             Need::Jax => {
                 std::env::var_os("LTX2_JAX_FLASH").is_none().then(|| "no kernels by JAX: `make test-mosaic`".into())
+            }
+            Need::History => {
+                let shallow = Command::new("git").args(["rev-parse", "--is-shallow-repository"]).output();
+                let is_whole = shallow.is_ok_and(|out| out.status.success() && out.stdout.starts_with(b"false"));
+                (!is_whole).then(|| "no history of the repository: a shallow clone, or no git".into())
             }
             Need::Full => (!full()).then(|| "runs in `make test-full`".into()),
             Need::Alone => {
