@@ -1,9 +1,10 @@
 //! Videos by an installed ffmpeg.
 
+use std::ffi::OsString;
 use std::io::{self, Read};
 use std::panic::resume_unwind;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{ChildStdout, Command, Stdio};
 use std::thread;
 
 use ndarray::Array4;
@@ -67,36 +68,115 @@ pub(super) fn decoded_with_words(
     how: &[&str],
     most: u64,
 ) -> Result<Option<(Vec<u8>, String)>> {
-    let mut command = Command::new(ffmpeg);
-    command.args(["-hide_banner", "-loglevel", "error"]).args(before).arg("-i").arg(path);
-    command.args(how).arg("pipe:1").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let fault = |e: io::Error| Error::NoDecoder { path: path.to_path_buf(), reason: e.to_string() };
-    let mut child = command.spawn().map_err(fault)?;
-    let (bytes, said) = thread::scope(|scope| {
-        let errors = child.stderr.take();
-        let said = scope.spawn(|| errors.map_or(Ok(Vec::new()), read_all));
-        let mut bytes = Vec::new();
-        let read = child.stdout.take().map_or(Ok(0), |out| out.take(most.saturating_add(1)).read_to_end(&mut bytes));
-        if read.is_err() || bytes.len() as u64 > most {
-            // One that has ended by itself cannot be stopped any more.
-            let _ = child.kill();
-        }
-        (read.map(|_| bytes), said.join().unwrap_or_else(|panic| resume_unwind(panic)))
+    let mut bytes = Vec::new();
+    let mut is_long = false;
+    let made = run(path, ffmpeg, before, how, |out| {
+        let read = out.take(most.saturating_add(1)).read_to_end(&mut bytes);
+        is_long = bytes.len() as u64 > most;
+        read
     });
-    let status = child.wait().map_err(fault)?;
-    let (bytes, said) = (bytes.map_err(fault)?, said.map_err(fault)?);
-    if bytes.len() as u64 > most {
+    if is_long {
         let reason = "it has more frames than this host has room for: give a shorter part of it, e.g. ffmpeg -t SECONDS -i IN OUT.mp4";
         return Err(Error::Clip { path: path.to_path_buf(), reason: reason.into() });
     }
+    let Some(Output { made, said }) = made? else { return Ok(None) };
+    made.map_err(|e| Error::NoDecoder { path: path.to_path_buf(), reason: e.to_string() })?;
+    Ok(Some((bytes, said)))
+}
+
+/// What was made of ffmpeg's stdout.
+pub(super) struct Output<T> {
+    pub(super) made: T,
+    /// Errors that did not end it, a line each; empty where the whole file was decoded.
+    pub(super) said: String,
+}
+
+/// Runs ffmpeg on a file and gives its stdout to `read`, which reads all of it; none if the file has no stream of the kind that is
+/// wanted.
+///
+/// # Errors
+/// No ffmpeg; a file that it cannot read.
+pub(super) fn run<T>(
+    path: &Path,
+    ffmpeg: &Path,
+    before: &[&str],
+    how: &[&str],
+    read: impl FnOnce(ChildStdout) -> T,
+) -> Result<Option<Output<T>>> {
+    let mut command = Command::new(ffmpeg);
+    command.args(["-hide_banner", "-loglevel", "error"]).args(before).arg("-i").arg(as_file(path));
+    command.args(how).arg("pipe:1").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let fault = |e: io::Error| Error::NoDecoder { path: path.to_path_buf(), reason: e.to_string() };
+    let mut child = command.spawn().map_err(fault)?;
+    let no_pipe = || fault(io::ErrorKind::BrokenPipe.into());
+    let (out, errors) = (child.stdout.take().ok_or_else(no_pipe)?, child.stderr.take().ok_or_else(no_pipe)?);
+    let (made, said) = thread::scope(|scope| {
+        let said = scope.spawn(|| read_all(errors));
+        // Where it reads no more, ffmpeg ends by its closed pipe.
+        let made = read(out);
+        (made, said.join().unwrap_or_else(|panic| resume_unwind(panic)))
+    });
+    let status = child.wait().map_err(fault)?;
+    let said = said.map_err(fault)?;
     let said = String::from_utf8_lossy(&said);
     if said.contains("does not contain any stream") || said.contains("matches no streams") {
         return Ok(None);
     }
+    let said = plain(&said, path, how.contains(&"-vn"));
     if !status.success() {
         return Err(Error::Ffmpeg { path: path.to_path_buf(), status: status.to_string(), tail: tail(&said) });
     }
-    Ok(Some((bytes, said.into_owned())))
+    Ok(Some(Output { made, said }))
+}
+
+/// A path as ffmpeg takes it for a file: without the prefix, a name such as `take:1.mp3` is one of a protocol.
+pub(super) fn as_file(path: &Path) -> OsString {
+    let mut name = OsString::from("file:");
+    name.push(path);
+    name
+}
+
+/// Decoders of frames, which ffmpeg looks at in any file that has a video.
+const OF_FRAMES: [&str; 16] = [
+    "av1",
+    "dvvideo",
+    "flv",
+    "h263",
+    "h264",
+    "hevc",
+    "libdav1d",
+    "mjpeg",
+    "mpeg1video",
+    "mpeg2video",
+    "mpeg4",
+    "theora",
+    "vc1",
+    "vp8",
+    "vp9",
+    "wmv3",
+];
+
+/// ffmpeg's messages without their sources: its parts with their addresses, and the file, which an error names itself. Those of
+/// decoders of frames are left out where `is_sound`.
+fn plain(said: &str, path: &Path, is_sound: bool) -> String {
+    let file = as_file(path);
+    let prefix = format!("{}: ", file.to_string_lossy());
+    let mut lines: Vec<&str> = Vec::new();
+    for line in said.lines() {
+        let mut line = line.trim();
+        let source = line.strip_prefix('[').and_then(|line| line.split_once(" @ "));
+        if is_sound && source.is_some_and(|(source, _)| OF_FRAMES.contains(&source)) {
+            continue;
+        }
+        while let Some((_, rest)) = line.strip_prefix('[').and_then(|line| line.split_once("] ")) {
+            line = rest.trim_start();
+        }
+        let line = line.strip_prefix(&prefix).unwrap_or(line);
+        if !line.is_empty() && lines.last() != Some(&line) {
+            lines.push(line);
+        }
+    }
+    lines.join("\n")
 }
 
 fn read_all(mut from: impl Read) -> io::Result<Vec<u8>> {
@@ -143,6 +223,16 @@ mod tests {
         for bad in [&b""[..], b"P5\n2 1\n255\nabcdef", b"P6\n2 1\n255\nabc", b"P6\n2 1\n65535\nabcdef"] {
             assert!(pixmaps(bad).is_none());
         }
+    }
+
+    #[test]
+    fn messages_of_ffmpeg_have_no_addresses_and_no_paths() {
+        let said = "[h264 @ 0x1] no frame!\n[mov,mp4 @ 0x5622ff461900] moov atom not found\n[aac @ 0x1] [x @ 0x2] Header missing\n\
+                    [aac @ 0x1] Header missing\n\nfile:/tmp/a b.m4a: Invalid data found when processing input\n";
+        let of = |is_sound| plain(said, Path::new("/tmp/a b.m4a"), is_sound);
+        let sound = "moov atom not found\nHeader missing\nInvalid data found when processing input";
+        assert_eq!(of(true), sound);
+        assert_eq!(of(false), format!("no frame!\n{sound}"));
     }
 
     #[test]

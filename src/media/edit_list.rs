@@ -38,6 +38,14 @@ impl Edit {
         Edit { silence: silence.max(0.0), skip: self.skip + unheard, length }
     }
 
+    /// Lets an edit that ends within a tick of the media's end have that end: an edit list has the movie's ticks, which may be
+    /// longer than a sample.
+    fn end_with(&mut self, media: f64, tick: f64) {
+        if self.length.is_some_and(|length| (self.skip + length - media).abs() <= tick) {
+            self.length = Some(media - self.skip);
+        }
+    }
+
     /// The same edit of a track whose first sample is at second `start` of the media, not at 0.
     fn of_media_from(self, start: f64) -> Self {
         let late = (start - self.skip).max(0.0);
@@ -163,7 +171,21 @@ pub(super) fn movie(path: &Path) -> io::Result<Option<Vec<u8>>> {
     Ok(None)
 }
 
-/// Name, start of the body and end of the box at a place of a file; none behind the last.
+/// Whether a box of an MP4 goes on behind the end of the file.
+///
+/// # Errors
+/// A file that cannot be read.
+pub(super) fn is_cut(path: &Path) -> io::Result<bool> {
+    let mut file = File::open(path)?;
+    let size = file.metadata()?.len();
+    let mut at = 0;
+    while let Some((_, _, end)) = header(&mut file, at, size)? {
+        at = end;
+    }
+    Ok(at > size)
+}
+
+/// Name, start of the body and end of the box at a place of a file, as it says; none behind the last.
 fn header(file: &mut File, at: u64, size: u64) -> io::Result<Option<([u8; 4], u64, u64)>> {
     if at + 8 > size {
         return Ok(None);
@@ -178,7 +200,7 @@ fn header(file: &mut File, at: u64, size: u64) -> io::Result<Option<([u8; 4], u6
         _ => (short, 8),
     };
     let name = head[4..8].try_into().expect("four bytes");
-    let end = at.saturating_add(length).min(size);
+    let end = at.saturating_add(length);
     Ok((length >= before).then_some((name, at + before, end)))
 }
 
@@ -209,6 +231,14 @@ pub(super) fn timescale(header: &[u8]) -> Option<f64> {
     (ticks > 0).then_some(f64::from(ticks))
 }
 
+/// Ticks of a track's media by its header.
+fn duration(header: &[u8]) -> Option<u64> {
+    match header.first()? {
+        1 => Some(u64::from_be_bytes(header.get(24..32)?.try_into().ok()?)),
+        _ => header.get(16..20).map(|bytes| u64::from(number(bytes))),
+    }
+}
+
 fn of_movie(movie: &[u8]) -> Option<Mp4Sound> {
     let movie_scale = timescale(within(movie, &[b"mvhd"])?)?;
     let is_sound = |track: &[u8]| within(track, &[b"mdia", b"hdlr"]).and_then(|h| h.get(8..12)) == Some(b"soun");
@@ -218,7 +248,10 @@ fn of_movie(movie: &[u8]) -> Option<Mp4Sound> {
     let (listed, pieces) =
         within(track, &[b"edts", b"elst"]).and_then(|list| of_list(list, movie_scale, ticks)).unzip();
     let tagged = if listed.is_none() { of_itunes(movie, ticks) } else { None };
-    let edit = listed.or(tagged).unwrap_or_default();
+    let mut edit = listed.or(tagged).unwrap_or_default();
+    if let Some(media) = within(track, &[b"mdia", b"mdhd"]).and_then(duration) {
+        edit.end_with(media as f64 / ticks, 1.0 / movie_scale);
+    }
     let pieces = pieces.unwrap_or_default();
     Some(Mp4Sound { track: track_id(track)?, edit, zero: 0.0, is_itunes: tagged.is_some(), pieces })
 }

@@ -25,6 +25,14 @@ pub enum Error {
     Clip { path: PathBuf, reason: String },
     #[error("sound {}: {reason}", path.display())]
     Sound { path: PathBuf, reason: String },
+    #[error("sound {}: {}", path.display(), undecoded(why, ffmpeg.as_deref()))]
+    Undecoded {
+        path: PathBuf,
+        /// Why the decoders of this binary do not read it.
+        why: String,
+        /// ffmpeg's words; `None`: it is not installed.
+        ffmpeg: Option<String>,
+    },
     #[error("WAV {}: {reason}", path.display())]
     Wav { path: PathBuf, reason: String },
     #[error("ffmpeg failed on {} ({status}): {tail}", path.display())]
@@ -39,6 +47,14 @@ pub enum Error {
     Image { path: PathBuf, message: String },
     #[error("PNG {}: {message}", path.display())]
     Png { path: PathBuf, message: String },
+}
+
+/// What is wrong with a sound that nothing decodes, and what to do.
+fn undecoded(why: &str, ffmpeg: Option<&str>) -> String {
+    match ffmpeg {
+        Some(words) => format!("{why}, and ffmpeg cannot decode it: {words}"),
+        None => format!("{why}; install ffmpeg, or give WAV, FLAC, MP3, AAC, ALAC or Vorbis"),
+    }
 }
 
 /// Result of media input and output.

@@ -31,6 +31,8 @@ mod rate;
 mod round_trip;
 mod samples;
 mod sound;
+mod sound_builtin;
+mod sound_ffmpeg;
 mod sound_file;
 mod stream;
 mod tables;

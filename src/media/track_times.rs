@@ -3,9 +3,10 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use super::decode::decoded_by;
+use super::decode::{as_file, decoded_by};
 use super::edit_list::zero_of;
 use super::error::Result;
+use super::sound_ffmpeg::PLAIN_FILES;
 
 /// Containers whose times count from no fixed second, and MP3, whose priming ffmpeg counts as time: the first stream's time is the
 /// file's start.
@@ -26,7 +27,7 @@ impl Listing {
     /// Lists the tracks of a file; an empty list where ffmpeg does not read it.
     pub(super) fn read(path: &Path, ffmpeg: &Path) -> Self {
         let mut command = Command::new(ffmpeg);
-        command.args(["-hide_banner", "-i"]).arg(path).stdin(Stdio::null());
+        command.arg("-hide_banner").args(PLAIN_FILES).arg("-i").arg(as_file(path)).stdin(Stdio::null());
         // Without an output file it ends with an error, behind the list.
         command
             .output()
@@ -53,10 +54,10 @@ impl Listing {
         listing
     }
 
-    /// The second of its tracks' times that is the file's start.
+    /// The second of its tracks' times that is the file's start: samples before second 0 are heard too.
     pub(super) fn zero(&self) -> f64 {
         let counts_from_first = self.format.split(',').any(|name| WITHOUT_ZERO.contains(&name));
-        if counts_from_first { self.start } else { zero_of(self.start) }
+        if counts_from_first || self.start < 0.0 { self.start } else { zero_of(self.start) }
     }
 }
 
@@ -80,9 +81,18 @@ pub(super) fn video_start(path: &Path, ffmpeg: &Path, track: usize) -> Option<f6
 
 /// Second of the first decoded sample of a track; none where ffmpeg does not say.
 pub(super) fn sound_start(path: &Path, ffmpeg: &Path, track: usize) -> Option<f64> {
+    start_of(path, ffmpeg, track, "pcm_f32le")
+}
+
+/// Second of a track's first packet, from which a decoder may make no sample; none where ffmpeg does not say.
+pub(super) fn packet_start(path: &Path, ffmpeg: &Path, track: usize) -> Option<f64> {
+    start_of(path, ffmpeg, track, "copy")
+}
+
+fn start_of(path: &Path, ffmpeg: &Path, track: usize, codec: &str) -> Option<f64> {
     let track = format!("0:{track}");
-    let how = ["-map", &track, "-frames:a", "1", "-c:a", "pcm_f32le", "-f", "framecrc"];
-    first_time(decoded_by(path, ffmpeg, &["-copyts"], &how))
+    let how = ["-map", &track, "-frames:a", "1", "-c:a", codec, "-f", "framecrc"];
+    first_time(decoded_by(path, ffmpeg, &[&PLAIN_FILES[..], &["-copyts"]].concat(), &how))
 }
 
 /// Time of the first row of ffmpeg's list of frames: ticks in its third column, of the length in the line `#tb 0: 1/90000`.

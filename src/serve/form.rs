@@ -58,26 +58,28 @@ impl Form {
 pub struct FilePart {
     /// Name of its field, without brackets.
     pub field: String,
-    /// The client's name of the file, without folders.
-    pub file_name: Option<String>,
+    /// The client's name of the file, without folders; empty where it gave none.
+    pub name: String,
     /// Temporary file; it is removed with this.
     pub file: tempfile::NamedTempFile,
     pub bytes: u64,
 }
 
 impl FilePart {
+    /// An error of the file, with the client's name of it.
+    pub fn named(&self, error: ApiError) -> ApiError {
+        let field = format!("{}:", error.param.as_deref().unwrap_or(&self.field));
+        if self.name.is_empty() || error.status != 400 {
+            return error;
+        }
+        let why = error.message.strip_prefix(&field).unwrap_or(&error.message).trim_start();
+        let message = format!("{field} {}: {why}", self.name);
+        ApiError { message, ..error }
+    }
+
     /// Where it is.
     pub fn path(&self) -> PathBuf {
         self.file.path().into()
-    }
-
-    /// An error about its contents that says which file of the client it is.
-    pub fn named(&self, error: ApiError) -> ApiError {
-        let (Some(name), Some(field)) = (&self.file_name, &error.param) else { return error };
-        match error.message.strip_prefix(&format!("{field}: ")) {
-            Some(why) => ApiError { message: format!("{field} ({name}): {why}"), ..error },
-            None => error,
-        }
     }
 }
 

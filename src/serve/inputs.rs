@@ -80,21 +80,46 @@ impl Inputs {
         self.with_file(bytes, |file| self.keep_image(field, file))
     }
 
-    /// Checks by its contents that a file has sound that this program decodes, and keeps it; its name.
+    /// Checks that the sound of a file can be decoded whole and does not end before second `start`, and keeps the file; its name.
     ///
     /// # Errors
     /// `invalid_audio`, of the field.
-    pub fn keep_sound(&self, field: &str, file: &Path) -> Result<String, ApiError> {
+    pub fn keep_sound(&self, field: &str, file: &Path, start: f64) -> Result<String, ApiError> {
         let fault = |why: &str| ApiError::field("invalid_audio", field, format!("{field}: {}", one_line(why)));
-        // Without ffmpeg: what this binary decodes is a sound, and no list of others.
-        let heard = media::read_sound(file, Path::new(NO_FFMPEG), Some(1.0)).map_err(|error| match error {
-            media::Error::Sound { reason, .. } => fault(&reason),
-            _ => fault("it cannot be read"),
-        })?;
-        if heard.is_none_or(|sound| sound.is_empty()) {
+        let length = self.length_of_sound(file).map_err(|why| fault(&why))?.unwrap_or(0.0);
+        if length <= 0.0 {
             return Err(fault("it has no sound"));
         }
+        if start >= length {
+            return Err(fault(&format!("its sound ends after {length:.3} s, before its start, {start} s")));
+        }
         self.keep(&mut File::open(file).map_err(|e| unkept(&e))?, "sound")
+    }
+
+    /// Checks that the sound of a video, where it has one, can be decoded whole.
+    ///
+    /// # Errors
+    /// `invalid_video`, of the field.
+    pub fn check_sound_of_video(&self, field: &str, file: &Path) -> Result<(), ApiError> {
+        let fault = |why: &str| ApiError::field("invalid_video", field, format!("{field}: {}", one_line(why)));
+        self.length_of_sound(file).map(drop).map_err(|why| fault(&format!("its sound track: {why}")))
+    }
+
+    /// Seconds of a file's sound, all of which is decoded and none kept in memory; `None`: it has no sound.
+    ///
+    /// # Errors
+    /// Why it cannot be decoded whole. How the server decodes is no part of that.
+    fn length_of_sound(&self, file: &Path) -> Result<Option<f64>, String> {
+        let read = || media::read_sound_from(file, Path::new("ffmpeg"), f64::MAX, None);
+        match self.decoders.within(read) {
+            Ok(Some(part)) if part.damage.is_some() => Err("it is damaged, and cannot be decoded whole".into()),
+            Ok(part) => Ok(part.map(|part| part.length)),
+            Err(media::Error::Sound { reason, .. }) => Err(reason),
+            Err(error) => {
+                tracing::info!("a given sound is refused: {error}");
+                Err("it is no sound that this server decodes; give WAV, FLAC, MP3, AAC, ALAC or Vorbis".into())
+            }
+        }
     }
 
     /// Checks that a file is a video that ffmpeg decodes whole, of a size that can be in memory, and keeps it; its name.
@@ -159,8 +184,6 @@ impl Inputs {
 
 /// Prefix of files that are not whole yet.
 const NEW: &str = ".new-";
-/// No program has this name: only the decoders of this binary are asked.
-const NO_FFMPEG: &str = "/dev/null/ffmpeg";
 
 /// Refuses an image by its first bytes, before its pixels are decoded.
 fn check_image(field: &str, mut file: BufReader<File>) -> Result<(), ApiError> {
@@ -260,7 +283,7 @@ mod tests {
         let kept = |rate: u32| {
             let header = [&plain[..24], &rate.to_le_bytes(), &plain[28..]].concat();
             fs::write(&file, header).expect("written");
-            inputs.keep_sound("input_audio", &file)
+            inputs.keep_sound("input_audio", &file, 0.0)
         };
         assert!(kept(8000).is_ok() && kept(384_000).is_ok());
         for rate in [7999, 999_983, 4_294_967_291] {

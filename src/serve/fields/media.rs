@@ -25,10 +25,13 @@ const FORMS: &str = "give a file part, a data URL or base64";
 const MAX_REFERENCES: usize = 4;
 
 /// Kind of a given file.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 enum MediaKind {
     Image,
-    Sound,
+    /// A sound that is used from a second on.
+    Sound {
+        start: f64,
+    },
     Video,
 }
 
@@ -250,7 +253,7 @@ impl Fields {
         let mut kept = Map::new();
         if let Some(at) = own.first() {
             let part = &parts.all[*at];
-            let stored = self.inputs.keep_sound(&name, &part.path()).map_err(|error| part.named(error))?;
+            let stored = self.inputs.keep_sound(&name, &part.path(), 0.0).map_err(|error| part.named(error))?;
             kept.insert("stored".into(), stored.into());
         } else if let Some((_, item)) = taken {
             let contents = match structure(&name, item)? {
@@ -266,7 +269,8 @@ impl Fields {
                 }
                 other => other,
             };
-            kept.insert("stored".into(), self.keep(&name, MediaKind::Sound, &contents, parts)?.into());
+            let start = kept.get("start").and_then(Value::as_f64).unwrap_or(0.0);
+            kept.insert("stored".into(), self.keep(&name, MediaKind::Sound { start }, &contents, parts)?.into());
         }
         if !kept.is_empty() {
             given.put(spec.name, Some(name), Value::Object(kept));
@@ -289,7 +293,9 @@ impl Fields {
         let stored = match (own.first(), taken, source) {
             (Some(at), ..) => {
                 let part = &parts.all[*at];
-                Some(self.inputs.keep_video(&name, &part.path()).map_err(|error| part.named(error))?)
+                let check = self.inputs.check_sound_of_video(&name, &part.path());
+                let stored = check.and_then(|()| self.inputs.keep_video(&name, &part.path()));
+                Some(stored.map_err(|error| part.named(error))?)
             }
             (None, Some(_), Some(source)) => Some(self.inputs.keep_video(&name, source.video)?),
             (None, Some((_, item)), None) => {
@@ -301,7 +307,9 @@ impl Fields {
                     }
                     other => other,
                 };
-                Some(self.keep(&name, MediaKind::Video, &contents, parts)?)
+                let stored = self.keep(&name, MediaKind::Video, &contents, parts)?;
+                self.inputs.check_sound_of_video(&name, &self.inputs.path(&stored))?;
+                Some(stored)
             }
             (None, None, _) => None,
         };
@@ -315,7 +323,7 @@ impl Fields {
     fn keep(&self, field: &str, what: MediaKind, contents: &Value, parts: &mut FormFiles) -> Result<String, ApiError> {
         let keep = |file: &std::path::Path| match what {
             MediaKind::Image => self.inputs.keep_image(field, file),
-            MediaKind::Sound => self.inputs.keep_sound(field, file),
+            MediaKind::Sound { start } => self.inputs.keep_sound(field, file, start),
             MediaKind::Video => self.inputs.keep_video(field, file),
         };
         match contents {
@@ -371,7 +379,7 @@ fn contents(field: &str, item: &mut Map<String, Value>) -> Result<Value, ApiErro
 fn decode(field: &str, what: MediaKind, text: &str) -> Result<Vec<u8>, ApiError> {
     let code = match what {
         MediaKind::Image => "invalid_image",
-        MediaKind::Sound => "invalid_audio",
+        MediaKind::Sound { .. } => "invalid_audio",
         MediaKind::Video => "invalid_video",
     };
     let fault = |why: &str| ApiError::field(code, field, format!("{field}: {why}"));

@@ -92,9 +92,11 @@ async fn file(mut field: Field<'_>, name: String, tmp: &Path) -> Result<(FilePar
         }
         _ => ApiError::new(500, "internal", "a file of the request cannot be kept"),
     };
+    // Browsers of old send a path.
+    let client = field.file_name().and_then(|own| own.rsplit(['/', '\\']).next()).unwrap_or_default();
+    let client = shown(client);
     let file = tempfile::Builder::new().prefix(".part-").tempfile_in(tmp).map_err(unkept)?;
     let mut out = tokio::fs::File::from_std(file.as_file().try_clone().map_err(unkept)?);
-    let file_name = field.file_name().and_then(base_name);
     let (mut bytes, mut hash) = (0, Sha256::new());
     while let Some(chunk) = field.chunk().await.map_err(broken)? {
         bytes += chunk.len() as u64;
@@ -102,14 +104,7 @@ async fn file(mut field: Field<'_>, name: String, tmp: &Path) -> Result<(FilePar
         out.write_all(&chunk).await.map_err(unkept)?;
     }
     out.flush().await.map_err(unkept)?;
-    Ok((FilePart { field: name, file_name, file, bytes }, hash.finalize().into()))
-}
-
-/// The last part of a client's path of a file, as far as it is shown.
-fn base_name(path: &str) -> Option<String> {
-    let name = path.rsplit(['/', '\\']).next().unwrap_or_default();
-    let name: String = name.chars().filter(|c| !c.is_control()).take(80).collect();
-    (!name.is_empty()).then_some(name)
+    Ok((FilePart { field: name, name: client, file, bytes }, hash.finalize().into()))
 }
 
 fn malformed(why: &str) -> ApiError {

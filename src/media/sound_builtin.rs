@@ -1,0 +1,426 @@
+//! Decoders of this binary for sound files, and whether what they decoded is the whole sound.
+
+use std::fs::File;
+use std::io::{ErrorKind, Read, Seek, SeekFrom};
+use std::path::Path;
+
+use symphonia::core::audio::{Channels, GenericAudioBufferRef};
+use symphonia::core::codecs::CodecParameters;
+use symphonia::core::codecs::audio::well_known::{
+    CODEC_ID_AAC, CODEC_ID_MP1, CODEC_ID_MP2, CODEC_ID_MP3, CODEC_ID_VORBIS,
+};
+use symphonia::core::codecs::audio::{AudioCodecId, AudioCodecParameters, AudioDecoderOptions};
+use symphonia::core::errors::Error as Reason;
+use symphonia::core::formats::probe::Hint;
+use symphonia::core::formats::well_known::{
+    FORMAT_ID_ADTS, FORMAT_ID_AIFF, FORMAT_ID_CAF, FORMAT_ID_FLAC, FORMAT_ID_ISOMP4, FORMAT_ID_MKV, FORMAT_ID_MP1,
+    FORMAT_ID_MP2, FORMAT_ID_MP3, FORMAT_ID_OGG, FORMAT_ID_WAVE,
+};
+use symphonia::core::formats::{FormatOptions, FormatReader, Track, TrackFlags};
+use symphonia::core::io::{MediaSource, MediaSourceStream};
+use symphonia::core::meta::MetadataOptions;
+use symphonia::core::packet::Packet;
+use symphonia::core::units::Duration;
+use symphonia::default::{get_codecs, get_probe};
+
+use super::audio::Audio;
+use super::downmix::stereo;
+use super::edit_list::{Edit, Mp4Sound, is_cut, mp4_sound, zero_of};
+use super::sound::{Fault, SoundPart, Wanted};
+
+/// Samples a second that a sound may have: what a device records in. Beyond, a header is wrong, or made to cost memory.
+pub(super) const RATES: std::ops::RangeInclusive<u32> = 8000..=384_000;
+/// Samples of all channels that are kept of a sound: 46 minutes of stereo at 48 kHz.
+const MOST_KEPT: usize = 1 << 28;
+/// Samples of a channel that are decoded, of which those before a start are kept by nobody: 12 hours at 48 kHz.
+const MOST_DECODED: usize = 1 << 31;
+/// Seconds of silence that a file may put in front, where nobody says how much is read.
+pub(super) const MOST_SILENCE: f64 = 600.0;
+/// Seconds in front of the first decoded sample that a decoder's delay explains. A sound whose first packet is at the file's start
+/// has no silence there.
+pub(super) const MOST_PRIMING: f64 = 0.2;
+/// Samples a second up to which AAC may hold the lower half of a spectrum alone: spectral band replication doubles the rate, and
+/// these decoders have none of it.
+const MOST_HALVED_RATE: u32 = 24_000;
+
+/// Codecs that leave out samples in front or behind.
+const LOSSY: [AudioCodecId; 5] = [CODEC_ID_AAC, CODEC_ID_MP1, CODEC_ID_MP2, CODEC_ID_MP3, CODEC_ID_VORBIS];
+
+/// What the decoders of this binary read of a file.
+pub(super) struct Reading {
+    /// `None`: the file has no sound.
+    pub(super) part: Option<SoundPart>,
+    /// Why this may not be all of the sound. `None`: it is all of it.
+    pub(super) doubt: Option<Doubt>,
+}
+
+/// Why a sound that was read may not be the whole sound.
+#[derive(Debug, PartialEq)]
+pub(super) enum Doubt {
+    /// Nothing in the file confirms it.
+    Unconfirmed,
+    /// The file contradicts it.
+    Contradicted(String),
+}
+
+impl Doubt {
+    fn broken_off() -> Self {
+        Doubt::Contradicted("it breaks off".into())
+    }
+}
+
+/// Reads the sound of a file.
+///
+/// # Errors
+/// A file of a kind that these decoders do not read, or a damaged one.
+pub(super) fn read_file(path: &Path, wanted: Wanted) -> Result<Reading, Fault> {
+    let mut hint = Hint::new();
+    if let Some(extension) = path.extension().and_then(|e| e.to_str()) {
+        hint.with_extension(extension);
+    }
+    let mut file = File::open(path)?;
+    if !has_known_head(&mut file)? {
+        return Err(Reason::Unsupported("container").into());
+    }
+    let sound = mp4_sound(path)?;
+    if let Some(left_out) = sound.as_ref().and_then(Mp4Sound::left_out) {
+        tracing::warn!("{}: {left_out}", path.display());
+    }
+    // The reader takes a fragment that is cut for the end.
+    let is_cut = sound.is_some() && is_cut(path)?;
+    let Reading { part, doubt } = decode(Box::new(file), &hint, sound.map_or(Place::Packets, Place::Mp4), wanted)?;
+    Ok(Reading { part, doubt: is_cut.then(Doubt::broken_off).or(doubt) })
+}
+
+/// Whether a file starts as those do that are read here. The readers look for a start further on, and may find one by chance in the
+/// compressed sound of other kinds of files.
+fn has_known_head(file: &mut File) -> std::io::Result<bool> {
+    let mut start = 0;
+    let mut head = [0; 16];
+    // A file may have several tags in front.
+    for _ in 0..8 {
+        file.seek(SeekFrom::Start(start))?;
+        head.fill(0);
+        file.by_ref().take(16).read_exact(&mut head).or_else(|e| match e.kind() {
+            ErrorKind::UnexpectedEof => Ok(()),
+            _ => Err(e),
+        })?;
+        if !head.starts_with(b"ID3") {
+            break;
+        }
+        // Seven bits a byte, behind a header of ten bytes; a flag adds a footer of ten.
+        let size = head[6..10].iter().fold(0, |sum, byte| sum << 7 | u64::from(byte & 0x7f));
+        start += 10 + size + if head[5] & 0x10 != 0 { 10 } else { 0 };
+    }
+    file.rewind()?;
+    let form = |name: &[u8], kinds: &[&[u8; 4]]| head.starts_with(name) && kinds.iter().any(|k| head[8..12] == k[..]);
+    let plain: [&[u8]; 4] = [b"caff", b"fLaC", b"OggS", b"\x1a\x45\xdf\xa3"];
+    let boxes: [&[u8]; 6] = [b"ftyp", b"moov", b"wide", b"free", b"skip", b"mdat"];
+    // Eleven bits that are set, and a layer; or an ADTS header, whose layer is zero.
+    let is_mpeg = head[0] == 0xff && head[1] & 0xe0 == 0xe0 && (head[1] & 0x06 != 0 || head[1] & 0xf0 == 0xf0);
+    Ok(form(b"RIFF", &[b"WAVE"])
+        || form(b"FORM", &[b"AIFF", b"AIFC"])
+        || plain.iter().any(|name| head.starts_with(name))
+        || boxes.iter().any(|name| &head[4..8] == *name)
+        || is_mpeg)
+}
+
+/// What is known of the times of a sound before it is decoded.
+pub(super) enum Place {
+    /// The times of a track's packets hold.
+    Packets,
+    Mp4(Mp4Sound),
+    /// The output of another decoder, which is read to its end.
+    Piped(Edit),
+}
+
+impl Place {
+    /// The track that is decoded: an MP4's own choice; else the first default sound track, or the first of all.
+    ///
+    /// # Errors
+    /// A default track of an unknown kind, which may be the sound.
+    fn track<'a>(&self, format: &'a dyn FormatReader) -> Result<Option<&'a Track>, Fault> {
+        let tracks = format.tracks();
+        if let Place::Mp4(sound) = self {
+            let track = tracks.iter().find(|track| track.id == sound.track && is_sound(track));
+            return Ok(Some(track.ok_or(Reason::Unsupported("codec"))?));
+        }
+        if let Some(track) = tracks.iter().find(|track| is_default(track) && is_sound(track)) {
+            return Ok(Some(track));
+        }
+        match tracks.iter().find(|track| is_sound(track)) {
+            Some(_) if tracks.iter().any(|track| is_default(track) && track.codec_params.is_none()) => {
+                Err(Reason::Unsupported("codec").into())
+            }
+            first => Ok(first),
+        }
+    }
+
+    /// The edit of a sound whose track starts at second `own` and whose first decoded sample has time `sample`, in a file whose
+    /// first packet has time `first`; it counts from second `zero`, or from the file's start.
+    fn edit(&self, own: f64, sample: f64, first: f64, zero: Option<f64>) -> Edit {
+        let (edit, start) = match self {
+            Place::Packets => {
+                let start = zero_of(first);
+                let is_priming =
+                    zero.is_none() && own <= start + 0.001 && (0.0..MOST_PRIMING).contains(&(sample - start));
+                (Edit::starting_at(if is_priming { start } else { sample }), start)
+            }
+            Place::Mp4(sound) => (sound.edit, sound.zero),
+            Place::Piped(edit) => (*edit, 0.0),
+        };
+        edit.counted_from(zero.unwrap_or(start))
+    }
+}
+
+fn is_sound(track: &Track) -> bool {
+    matches!(track.codec_params, Some(CodecParameters::Audio(_)))
+}
+
+fn is_default(track: &Track) -> bool {
+    track.flags.contains(TrackFlags::DEFAULT)
+}
+
+/// Second at which what is decoded of a packet starts.
+fn time_of(packet: &Packet, tracks: &[Track]) -> f64 {
+    let base = tracks.iter().find(|track| track.id == packet.track_id).and_then(|track| track.time_base);
+    let ticks = packet.pts.get() as f64 + packet.trim_start.get() as f64;
+    base.map_or(0.0, |base| ticks * f64::from(base.numer.get()) / f64::from(base.denom.get()))
+}
+
+/// What a file says of its sound, by which what was read is confirmed.
+struct Claim {
+    /// Samples of a channel that its packets make; `None` where the file does not say, and where the reader only estimates it.
+    samples: Option<u64>,
+    /// Whether the reader skips what it cannot parse, so that packets have to be counted.
+    is_counted: bool,
+    /// Whether packets have times of their own, in samples.
+    is_timed: bool,
+    /// Whether the file need not say how long it is: it may be written to a pipe.
+    is_open: bool,
+    /// Whether these decoders are known to decode the codec whole, and the right one of several tracks.
+    is_sure: bool,
+    /// Time from which on packets have no samples that are left out at their ends, in samples; `None`: the reader's own hold.
+    end_of_trims: Option<i64>,
+}
+
+impl Claim {
+    fn of(format: &dyn FormatReader, track: &Track, codec: &AudioCodecParameters) -> Self {
+        let id = format.format_info().format;
+        let is_open = [FORMAT_ID_WAVE, FORMAT_ID_AIFF, FORMAT_ID_CAF, FORMAT_ID_FLAC].contains(&id);
+        let is_halved = codec.codec == CODEC_ID_AAC && codec.sample_rate.is_none_or(|rate| rate <= MOST_HALVED_RATE);
+        let samples = track.num_frames;
+        let is_open = is_open && samples.is_none();
+        let is_sure = !is_halved;
+        let claim = Claim { samples, is_counted: false, is_timed: false, is_open, is_sure, end_of_trims: None };
+        match id {
+            FORMAT_ID_MP1 | FORMAT_ID_MP2 | FORMAT_ID_MP3 => {
+                // LAME's tag has delay and padding. Without them, the number may be an estimate.
+                let whole = samples.zip(track.delay).zip(track.padding).map(|((samples, delay), padding)| {
+                    (samples + u64::from(delay) + u64::from(padding), samples + u64::from(padding))
+                });
+                let (samples, end) = whole.unzip();
+                let end_of_trims = Some(end.map_or(i64::MIN, |end| end as i64));
+                Claim { samples, is_counted: true, end_of_trims, ..claim }
+            }
+            FORMAT_ID_FLAC => Claim { is_counted: true, is_timed: true, ..claim },
+            FORMAT_ID_OGG => Claim { is_counted: true, ..claim },
+            FORMAT_ID_ADTS => Claim { samples: None, is_counted: true, ..claim },
+            FORMAT_ID_ISOMP4 => Claim { samples: None, ..claim },
+            FORMAT_ID_MKV => {
+                // The reader passes over the samples that a lossy codec leaves out at the end (DiscardPadding), and over the default
+                // flag of tracks that do not state it.
+                let is_lossy = LOSSY.contains(&codec.codec);
+                let mut sounds = format.tracks().iter().filter(|track| is_sound(track));
+                let is_clear = sounds.next().is_none_or(is_default) || sounds.next().is_none();
+                Claim { is_sure: !is_lossy && is_clear, ..claim }
+            }
+            _ => claim,
+        }
+    }
+
+    /// Takes back what a reader left out at the end of a packet by a length that is an estimate, or that ended before.
+    fn correct(&self, packet: &mut Packet) {
+        if self.end_of_trims.is_some_and(|end| packet.pts.get() >= end) {
+            packet.trim_end = Duration::ZERO;
+        }
+    }
+
+    /// What speaks against a sound of which packets of `counted` samples were read, whose times are `span` samples apart.
+    fn doubt(&self, counted: u64, span: u64, end: End) -> Option<Doubt> {
+        let missing = |counted: u64, all: u64| {
+            Some(Doubt::Contradicted(format!("{} of {all} samples are missing", all - counted)))
+        };
+        match (end, self.samples) {
+            _ if !self.is_sure => Some(Doubt::Unconfirmed),
+            (End::Verified, _) => None,
+            (End::Cut, _) if self.is_open => Some(Doubt::Unconfirmed),
+            (End::Cut, _) => Some(Doubt::broken_off()),
+            _ if !self.is_counted => None,
+            _ if self.is_timed && counted < span => missing(counted, span),
+            (_, Some(claimed)) if counted < claimed => missing(counted, claimed),
+            (_, Some(claimed)) if counted == claimed => None,
+            _ => Some(Doubt::Unconfirmed),
+        }
+    }
+}
+
+/// How the packets of a file ended.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    /// Nothing followed.
+    Regular,
+    /// Within something, or where more was to follow.
+    Cut,
+    /// A checksum of all samples holds.
+    Verified,
+}
+
+/// Samples that are decoded packet by packet.
+struct Decoded {
+    place: Place,
+    wanted: Wanted,
+    form: Option<(u32, Channels)>,
+    planes: Vec<Vec<f32>>,
+    /// Samples of a channel before what is wanted, which are gone.
+    dropped: usize,
+    edit: Option<Edit>,
+    /// Second of the file's first packet.
+    first: f64,
+    /// Second of the track's first packet.
+    own: f64,
+    /// Whether all that is wanted is there.
+    is_complete: bool,
+}
+
+impl Decoded {
+    fn new(place: Place, wanted: Wanted) -> Self {
+        Decoded {
+            place,
+            wanted,
+            form: None,
+            planes: Vec::new(),
+            dropped: 0,
+            edit: None,
+            first: f64::INFINITY,
+            own: f64::INFINITY,
+            is_complete: false,
+        }
+    }
+
+    /// Adds the samples of a packet whose first has time `time`.
+    fn push(&mut self, samples: &GenericAudioBufferRef, time: f64) -> Result<(), Fault> {
+        let Wanted { zero, start, end } = self.wanted;
+        let (rate, channels) = (samples.spec().rate(), samples.spec().channels().clone());
+        match &self.form {
+            None if !RATES.contains(&rate) => return Err(Fault::Rate(rate)),
+            None => self.form = Some((rate, channels)),
+            Some(known) if *known == (rate, channels) => {}
+            Some(_) => return Err(Reason::DecodeError("the rate or the channels change within the file").into()),
+        }
+        self.own = self.own.min(time);
+        let planes = &mut self.planes;
+        let mut own: Vec<Vec<f32>> = Vec::new();
+        samples.copy_to_vecs_planar(&mut own);
+        planes.resize_with(own.len(), Vec::new);
+        planes.iter_mut().zip(own).for_each(|(all, own)| all.extend(own));
+        let kept = planes.first().map_or(0, Vec::len);
+        if kept == 0 && self.dropped == 0 {
+            return Ok(());
+        }
+        let edit = *self.edit.get_or_insert_with(|| self.place.edit(self.own, time, self.first, zero));
+        if end.is_none() && edit.gap(end) > MOST_SILENCE {
+            return Err(Fault::Late(edit.gap(end)));
+        }
+        let unheard = edit.before(start, rate, end).saturating_sub(self.dropped).min(kept);
+        planes.iter_mut().for_each(|plane| drop(plane.drain(..unheard)));
+        self.dropped += unheard;
+        let decoded = self.dropped + kept - unheard;
+        if (kept - unheard).saturating_mul(planes.len()) > MOST_KEPT || decoded > MOST_DECODED {
+            return Err(Fault::Long);
+        }
+        let wanted = end.map(|end| ((end + edit.skipped()) * f64::from(rate)).ceil() as usize);
+        self.is_complete = wanted.is_some_and(|wanted| !planes.is_empty() && decoded >= wanted);
+        Ok(())
+    }
+
+    /// What is heard of the samples; `None` where there were none.
+    fn finish(mut self) -> Result<Option<SoundPart>, Fault> {
+        let Wanted { start, end, .. } = self.wanted;
+        let Some((rate, channels)) = self.form else { return Ok(None) };
+        if self.planes.iter().flatten().any(|sample| !sample.is_finite()) {
+            return Err(Fault::NotFinite);
+        }
+        let edit = self.edit.unwrap_or(Edit::starting_at(0.0));
+        let length = edit.apply(&mut self.planes, rate, start, end, self.dropped);
+        let sound = Audio::new(stereo(self.planes, &channels), rate);
+        let sound = sound.map_err(|_| Reason::DecodeError("no channel, or a rate of 0"))?;
+        Ok(Some(SoundPart { sound, length: length as f64 / f64::from(rate), damage: None }))
+    }
+}
+
+/// Decodes the sound of an open file.
+///
+/// # Errors
+/// As [`read_file`].
+pub(super) fn decode(
+    source: Box<dyn MediaSource>,
+    hint: &Hint,
+    place: Place,
+    wanted: Wanted,
+) -> Result<Reading, Fault> {
+    let source = MediaSourceStream::new(source, Default::default());
+    let mut format = get_probe().probe(hint, source, FormatOptions::default(), MetadataOptions::default())?;
+    let Some(track) = place.track(&*format)? else { return Ok(Reading { part: None, doubt: None }) };
+    let codec = track.codec_params.as_ref().and_then(|codec| codec.audio());
+    let codec = codec.ok_or(Reason::Unsupported("codec"))?;
+    let claim = Claim::of(&*format, track, codec);
+    let mut decoder = get_codecs().make_audio_decoder(codec, &AudioDecoderOptions::default().verify(true))?;
+    let track = track.id;
+    let is_read_on = claim.is_counted || matches!(place, Place::Piped(_));
+    let mut decoded = Decoded::new(place, wanted);
+    let (mut counted, mut span) = (0, None::<[i64; 2]>);
+    let end = loop {
+        let mut packet = match format.next_packet() {
+            Ok(Some(packet)) => packet,
+            Ok(None) => break End::Regular,
+            // What follows is not needed: it is only counted.
+            Err(_) if decoded.is_complete => break End::Cut,
+            // Who writes to a pipe cannot say how much comes.
+            Err(Reason::IoError(e)) if e.kind() == ErrorKind::UnexpectedEof && decoded.form.is_some() => {
+                break End::Cut;
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let time = time_of(&packet, format.tracks());
+        decoded.first = decoded.first.min(time);
+        if packet.track_id != track {
+            continue;
+        }
+        counted += packet.dur.get();
+        let start = packet.pts.get();
+        let end = start.saturating_add_unsigned(packet.dur.get());
+        span = Some(span.map_or([start, end], |[first, last]| [first, last.max(end)]));
+        if decoded.is_complete {
+            continue;
+        }
+        claim.correct(&mut packet);
+        decoded.push(&decoder.decode(&packet)?, time)?;
+        if decoded.is_complete && !is_read_on {
+            break End::Regular;
+        }
+    };
+    let verified = if decoded.is_complete || end == End::Cut { None } else { decoder.finalize().verify_ok };
+    let end = match verified {
+        // Frames that were skipped are missed by those that have a sum of all.
+        Some(false) => return Err(Reason::DecodeError("samples are missing").into()),
+        Some(true) => End::Verified,
+        None => end,
+    };
+    let span = span.map_or(0, |[first, last]| last.abs_diff(first));
+    let part = decoded.finish()?;
+    let doubt = claim.doubt(counted, span, end);
+    // A track without a sample may be one that the reader does not find the samples of.
+    let doubt = if part.is_none() { doubt.or(Some(Doubt::Unconfirmed)) } else { doubt };
+    Ok(Reading { part, doubt })
+}
