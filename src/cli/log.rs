@@ -18,15 +18,21 @@ use crate::config::LogFormat;
 /// Handle by which [`only_warnings`] changes the filter; unset if the user chose a level.
 static FILTER: OnceLock<reload::Handle<EnvFilter, Registry>> = OnceLock::new();
 
+/// Filter of lines up to a level. Lines of other crates, which speak of their own parts, are at `trace` alone.
+fn filter_of(level: &str) -> String {
+    // The names of all crates of the workspace start with it.
+    if level == "trace" { level.into() } else { format!("off,ltx2={level}") }
+}
+
 /// Starts the log. `LTX2_LOG` overrides `-v` and `-q`.
 pub fn start(verbose: u8, quiet: u8) {
-    let level = match (verbose, quiet) {
+    let level = filter_of(match (verbose, quiet) {
         (0, 0) => "info",
         (0, 1) => "warn",
         (0, _) => "error",
         (1, _) => "debug",
         _ => "trace",
-    };
+    });
     let wanted = std::env::var("LTX2_LOG").ok().filter(|v| !v.is_empty());
     let filter = wanted.as_deref().map(EnvFilter::try_new);
     let mistake = filter.as_ref().and_then(|f| f.as_ref().err()).map(ToString::to_string);
@@ -54,7 +60,7 @@ pub fn start(verbose: u8, quiet: u8) {
 pub(crate) fn only_warnings() {
     if let Some(handle) = FILTER.get() {
         // The log goes on as it was where its filter is gone.
-        let _ = handle.modify(|filter| *filter = EnvFilter::new("warn"));
+        let _ = handle.modify(|filter| *filter = EnvFilter::new(filter_of("warn")));
     }
 }
 

@@ -102,6 +102,20 @@ fn what_is_no_sound_is_said_in_a_line() {
     assert!(behind.contains("given.flac") && behind.contains("ends after 0.600 s"), "{behind}");
 }
 
+/// The readers of media files log what they pass over, in good files too.
+#[needs(cpu)]
+fn readers_of_sound_say_nothing_in_the_log() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for name in ["tone.mp3", "tone.m4a", "tone.opus"] {
+        let sound = format!("tests/fixtures/sounds/{name}");
+        let more = ["--pipeline", "audio_to_video", "--audio", &sound, "--audio-start", "7"];
+        let made = generate(&folder.path().join("x.mp4"), &more);
+        let said = String::from_utf8_lossy(&made.stderr).into_owned();
+        assert!(!made.status.success() && said.contains(name), "{said}");
+        assert!(!said.contains("junk") && !said.contains("EOF") && !said.contains("symphonia"), "{said}");
+    }
+}
+
 #[needs(nothing)]
 fn pipelines_that_take_no_sound_refuse_it() {
     for pipeline in ["text_to_video", "image_to_video"] {
