@@ -51,11 +51,7 @@ impl Failure {
 ///
 /// # Errors
 /// No ffmpeg; a file that it does not read.
-pub(super) fn read_by_ffmpeg(
-    path: &Path,
-    ffmpeg: &Path,
-    wanted: Wanted,
-) -> std::result::Result<Option<SoundPart>, Failure> {
+pub(super) fn read_by_ffmpeg(path: &Path, ffmpeg: &Path, wanted: Wanted) -> Result<Option<SoundPart>, Failure> {
     let listing = Listing::read(path, ffmpeg);
     let zero = wanted.zero.unwrap_or_else(|| listing.zero());
     let first = first_sample(path, ffmpeg, wanted, &listing, zero);

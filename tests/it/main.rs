@@ -23,6 +23,7 @@ mod fuzz_seeds;
 mod gather;
 mod gemma4;
 mod given_files;
+mod given_sounds;
 mod given_video;
 mod guidance_steps;
 mod images;

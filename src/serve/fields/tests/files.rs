@@ -163,6 +163,22 @@ fn sounds_are_checked_by_their_contents() {
         let error = create(&server, &[], &[("input_audio", bad)]).expect_err("refused");
         assert_eq!((error.code, error.param.as_deref()), ("invalid_audio", Some("input_audio")));
     }
+    // What cannot be decoded whole is refused by the name of its file, and tells nothing of the server's own tools.
+    let whole = std::fs::read("tests/fixtures/sounds/tone.mp3").expect("a fixture");
+    assert!(create(&server, &[], &[("input_audio", &whole)]).is_ok());
+    let mut hole = whole.clone();
+    hole[whole.len() / 2..whole.len() / 2 + 300].fill(0x55);
+    for bad in [&hole[..], b"no sound at all"] {
+        let error = create(&server, &[], &[("input_audio", bad)]).expect_err("refused");
+        assert_eq!((error.status, error.code, error.param.as_deref()), (400, "invalid_audio", Some("input_audio")));
+        assert!(error.message.starts_with("input_audio: a: it is "), "{error}");
+        assert!(!error.message.contains("ffmpeg") && !error.message.contains('/'), "{error}");
+    }
+    let late = server.json(&json!({"prompt": "a", "input_audio": {"data": url, "start": 1}}));
+
+    let late = late.expect_err("it ends before");
+    assert_eq!((late.code, late.param.as_deref()), ("invalid_audio", Some("input_audio")));
+    assert!(late.message.contains("ends after 1.000 s, before its start, 1 s"), "{late}");
     // A server that was not started for sounds says so.
     let plain = Server::new("nano", &[]);
     let error = create(&plain, &[], &[("input_audio", &bytes)]).expect_err("refused");

@@ -1,0 +1,192 @@
+//! Given sounds against ffmpeg: files that the built-in decoders do not read, or do not read whole.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use ltx2::media::{Audio, read_sound, read_sound_from, read_wav};
+
+use crate::support::needs;
+
+const NO_FFMPEG: &str = "/nowhere/ffmpeg";
+
+fn ffmpeg(arguments: &[&str]) {
+    let run = Command::new("ffmpeg").args(["-hide_banner", "-loglevel", "error", "-y"]).args(arguments).output();
+    let run = run.expect("ffmpeg starts");
+    assert!(run.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&run.stderr));
+}
+
+struct Files(tempfile::TempDir);
+
+impl Files {
+    /// A sound of a second that is never silent, and frames of a quarter of it.
+    fn new() -> Self {
+        let files = Files(tempfile::tempdir().expect("a folder"));
+        let tones = "aevalsrc=0.4*sin(2*PI*(300+900*t)*t)*(0.6+0.4*sin(9*t))|0.3*sin(2*PI*500*t):s=44100:d=1.03";
+        ffmpeg(&["-f", "lavfi", "-i", tones, &files.at("source.wav")]);
+        files
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn at(&self, name: &str) -> String {
+        self.path(name).to_str().expect("UTF-8").into()
+    }
+
+    fn encode(&self, name: &str, how: &[&str]) {
+        ffmpeg(&[&["-i", &self.at("source.wav")], how, &[&self.at(name)]].concat());
+    }
+
+    /// A file whose bytes are those of another one, changed.
+    fn change(&self, name: &str, from: &str, change: impl FnOnce(&mut Vec<u8>)) {
+        let mut bytes = fs::read(self.path(from)).expect("read");
+        change(&mut bytes);
+        fs::write(self.path(name), bytes).expect("written");
+    }
+
+    fn read(&self, name: &str) -> Audio {
+        read_sound(&self.path(name), Path::new("ffmpeg"), None).expect(name).expect("a sound")
+    }
+
+    /// Compares a file with what ffmpeg decodes of it: as many samples, and the same.
+    fn check(&self, name: &str) {
+        let wav = self.at("decoded.wav");
+        ffmpeg(&["-i", &format!("file:{}", self.at(name)), "-vn", "-c:a", "pcm_f32le", &wav]);
+        let want = read_wav(Path::new(&wav)).expect("a WAV file");
+        let got = self.read(name);
+        assert_eq!((got.rate(), got.samples().dim()), (want.rate(), want.samples().dim()), "{name}");
+        let off = got.samples().iter().zip(want.samples()).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(off < 1e-4, "{name}: {off}");
+    }
+}
+
+/// Where the body of a chunk of a WAV file begins.
+fn chunk(bytes: &[u8], name: &[u8; 4]) -> usize {
+    bytes.windows(4).position(|own| own == name).expect("a chunk") + 8
+}
+
+/// Their readers estimate a length from the first packets, and take it for the end.
+#[needs(ffmpeg)]
+fn mp3_without_a_header_is_read_to_its_last_packet() {
+    let files = Files::new();
+    for (name, rate) in [("vbr.mp3", &["-q:a", "4"][..]), ("abr.mp3", &["-abr", "1", "-b:a", "96k"])] {
+        files.encode(name, &[&["-c:a", "libmp3lame", "-write_xing", "0"], rate].concat());
+        files.check(name);
+        let own = read_sound(&files.path(name), Path::new(NO_FFMPEG), None).expect(name).expect("a sound");
+        assert_eq!(own.len(), files.read(name).len(), "{name}");
+    }
+    // Two recordings, of which the first has a header that tells of its own packets.
+    files.encode("one.mp3", &["-c:a", "libmp3lame", "-q:a", "4"]);
+    files.change("two.mp3", "one.mp3", |bytes| bytes.extend(bytes.clone()));
+    files.check("two.mp3");
+    let own = read_sound(&files.path("two.mp3"), Path::new(NO_FFMPEG), None).expect("read").expect("a sound");
+    assert!(own.len() > 2 * files.read("one.mp3").len() - 1200, "{}", own.len());
+}
+
+#[needs(ffmpeg)]
+fn files_that_the_built_in_decoders_refuse_are_read_by_ffmpeg() {
+    let files = Files::new();
+    let zero = |bytes: &mut Vec<u8>, at: usize| bytes[at..at + 4].fill(0);
+    files.encode("plain.wav", &["-c:a", "pcm_s16le"]);
+    files.change("zero sizes.wav", "plain.wav", |bytes| {
+        let data = chunk(bytes, b"data");
+        zero(bytes, 4);
+        zero(bytes, data - 4);
+    });
+    files.change("large data.wav", "plain.wav", |bytes| {
+        let data = chunk(bytes, b"data");
+        bytes[data - 1] = 1;
+    });
+    files.encode("one.ogg", &["-c:a", "libvorbis"]);
+    files.change("chained.ogg", "one.ogg", |bytes| bytes.extend(bytes.clone()));
+    // A length that is too small, and no checksum of the samples.
+    files.encode("whole.flac", &["-c:a", "flac"]);
+    files.change("short length.flac", "whole.flac", |bytes| {
+        bytes[22..26].copy_from_slice(&9000u32.to_be_bytes());
+        bytes[26..42].fill(0);
+    });
+    let kinds: [(&str, &[&str]); 8] = [
+        ("a.dts", &["-c:a", "dca", "-strict", "-2"]),
+        ("a.wv", &["-c:a", "wavpack"]),
+        ("a.wma", &["-c:a", "wmav2"]),
+        ("a.webm", &["-c:a", "libopus"]),
+        ("mp3.mka", &["-c:a", "libmp3lame"]),
+        ("vorbis.mka", &["-c:a", "libvorbis"]),
+        ("take:1.opus", &["-c:a", "libopus"]),
+        ("mp3 in.wav", &["-c:a", "libmp3lame"]),
+    ];
+    kinds.iter().for_each(|(name, how)| files.encode(name, how));
+    let others = ["zero sizes.wav", "large data.wav", "chained.ogg", "short length.flac"];
+    kinds.iter().map(|(name, _)| *name).chain(others).for_each(|name| files.check(name));
+}
+
+/// The header of H.265 frames is longer than the reader of MP4 files allows.
+#[needs(ffmpeg)]
+fn mp4_with_frames_of_h265_has_its_sound() {
+    let files = Files::new();
+    let video = ["-f", "lavfi", "-i", "testsrc=size=64x64:rate=24:duration=0.25", "-i", &files.at("source.wav")];
+    let how = ["-c:v", "libx265", "-preset", "ultrafast", "-x265-params", "log-level=none", "-c:a", "aac"];
+    ffmpeg(&[&video[..], &how, &[&files.at("both.mp4")]].concat());
+    files.check("both.mp4");
+    ffmpeg(&["-i", &files.at("both.mp4"), "-an", "-c:v", "copy", &files.at("silent.mp4")]);
+    assert_eq!(read_sound(&files.path("silent.mp4"), Path::new("ffmpeg"), None).expect("read"), None);
+}
+
+/// What is damaged is used as far as ffmpeg decodes it, and said.
+#[needs(ffmpeg)]
+fn damaged_sound_is_read_as_ffmpeg_reads_it() {
+    let files = Files::new();
+    files.encode("whole.mp3", &["-c:a", "libmp3lame", "-b:a", "128k"]);
+    files.change("hole.mp3", "whole.mp3", |bytes| {
+        let middle = bytes.len() / 2;
+        bytes[middle..middle + 600].fill(0x55);
+    });
+    files.change("cut.mp3", "whole.mp3", |bytes| bytes.truncate(bytes.len() * 2 / 3));
+    files.encode("whole.mp4", &["-c:a", "aac", "-movflags", "frag_keyframe+empty_moov", "-frag_duration", "300000"]);
+    files.change("cut.mp4", "whole.mp4", |bytes| bytes.truncate(bytes.len() * 2 / 3));
+    let part = |name: &str| read_sound_from(&files.path(name), Path::new("ffmpeg"), 0.0, None).expect(name);
+    for (name, is_damaged) in
+        [("whole.mp3", false), ("hole.mp3", true), ("cut.mp3", false), ("whole.mp4", false), ("cut.mp4", true)]
+    {
+        files.check(name);
+        assert_eq!(part(name).expect("a sound").damage.is_some(), is_damaged, "{name}");
+    }
+    // Without ffmpeg, what there is.
+    let own = read_sound_from(&files.path("hole.mp3"), Path::new(NO_FFMPEG), 0.0, None).expect("read");
+    let damage = own.expect("a sound").damage.expect("packets are missing");
+    assert!(damage.contains("samples are missing"), "{damage}");
+}
+
+/// The default track is the second one, whose flag the file leaves out: a flag that is not there is set.
+#[needs(ffmpeg)]
+fn matroska_track_without_a_default_flag_is_a_default_track() {
+    let files = Files::new();
+    let quiet = "aevalsrc=0.1*sin(2*PI*440*t):s=44100:d=0.5";
+    let inputs = ["-i", &files.at("source.wav"), "-f", "lavfi", "-i", quiet, "-map", "0", "-map", "1", "-c:a", "flac"];
+    let flags = ["-disposition:a:0", "0", "-disposition:a:1", "default", &files.at("two.mka")];
+    ffmpeg(&[&inputs[..], &flags].concat());
+    files.check("two.mka");
+    assert_eq!(files.read("two.mka").channels(), 1);
+}
+
+/// A list of other files would make ffmpeg read those.
+#[needs(ffmpeg)]
+fn playlists_and_scripts_are_refused() {
+    let files = Files::new();
+    files.encode("a.aac", &["-c:a", "aac"]);
+    let list = format!("#EXTM3U\n#EXT-X-TARGETDURATION:3\n#EXTINF:2,\n{}\n#EXT-X-ENDLIST\n", files.at("a.aac"));
+    for (name, text) in [("list.m3u8", list.as_str()), ("list.wav", "ffconcat version 1.0\nfile source.wav\n")] {
+        fs::write(files.path(name), text).expect("written");
+        let error = read_sound(&files.path(name), Path::new("ffmpeg"), None).expect_err(name).to_string();
+        assert!(error.contains(name) && error.contains("may name other files"), "{error}");
+    }
+    fs::write(files.path("text.wav"), "no sound at all").expect("written");
+    let error = read_sound(&files.path("text.wav"), Path::new("ffmpeg"), None).expect_err("text").to_string();
+    let want = format!(
+        "sound {}: its container is not supported here, and ffmpeg cannot decode it: Invalid data found when processing input",
+        files.at("text.wav")
+    );
+    assert_eq!(error, want);
+}
