@@ -21,6 +21,8 @@ const LEAST_SIDE: u64 = 2;
 const MAX_VIDEO_BYTES: u64 = 2 << 30;
 /// Pixels of a video's frame.
 const MAX_VIDEO_PIXELS: u64 = 40_000_000;
+/// Seconds of a sound that are decoded before a job is accepted: no video is longer.
+const MOST_CHECKED: f64 = 3600.0;
 /// Files that are decoded at once: an image takes up to 120 MB twice.
 const DECODERS: usize = 2;
 
@@ -86,7 +88,7 @@ impl Inputs {
     /// `invalid_audio`, of the field.
     pub fn keep_sound(&self, field: &str, file: &Path, start: f64) -> Result<String, ApiError> {
         let fault = |why: &str| ApiError::field("invalid_audio", field, format!("{field}: {}", one_line(why)));
-        let length = self.length_of_sound(file).map_err(|why| fault(&why))?.unwrap_or(0.0);
+        let length = self.length_of_sound(file, start).map_err(|why| fault(&why))?.unwrap_or(0.0);
         if length <= 0.0 {
             return Err(fault("it has no sound"));
         }
@@ -102,15 +104,16 @@ impl Inputs {
     /// `invalid_video`, of the field.
     pub fn check_sound_of_video(&self, field: &str, file: &Path) -> Result<(), ApiError> {
         let fault = |why: &str| ApiError::field("invalid_video", field, format!("{field}: {}", one_line(why)));
-        self.length_of_sound(file).map(drop).map_err(|why| fault(&format!("its sound track: {why}")))
+        self.length_of_sound(file, 0.0).map(drop).map_err(|why| fault(&format!("its sound track: {why}")))
     }
 
-    /// Seconds of a file's sound, all of which is decoded and none kept in memory; `None`: it has no sound.
+    /// Seconds of a file's sound, which is decoded to [`MOST_CHECKED`] seconds behind second `start`, and not kept in memory; `None`:
+    /// it has no sound.
     ///
     /// # Errors
     /// Why it cannot be decoded whole. How the server decodes is no part of that.
-    fn length_of_sound(&self, file: &Path) -> Result<Option<f64>, String> {
-        let read = || media::read_sound_from(file, Path::new("ffmpeg"), f64::MAX, None);
+    fn length_of_sound(&self, file: &Path, start: f64) -> Result<Option<f64>, String> {
+        let read = || media::read_sound_from(file, Path::new("ffmpeg"), f64::MAX, Some(start + MOST_CHECKED));
         match self.decoders.within(read) {
             Ok(Some(part)) if part.damage.is_some() => Err("it is damaged, and cannot be decoded whole".into()),
             Ok(part) => Ok(part.map(|part| part.length)),

@@ -168,6 +168,26 @@ fn json_and_forms_make_the_same_job() {
     site.end();
 }
 
+/// The server reads what a run of the command reads.
+#[needs(ffmpeg)]
+fn sound_that_ffmpeg_alone_reads_is_accepted() {
+    let site = Site::new(&["pipelines=[audio_to_video]"]);
+    let sound = std::fs::read("tests/fixtures/sounds/tone.opus").expect("a fixture");
+    let send = |sound: &[u8]| {
+        let head = "--b\r\ncontent-disposition: form-data; name=\"prompt\"\r\n\r\nsteps=1\r\n\
+            --b\r\ncontent-disposition: form-data; name=\"input_audio\"; filename=\"C:\\music\\a.opus\"\r\n\r\n";
+        let form = [head.as_bytes(), sound, b"\r\n--b--\r\n"].concat();
+        let kind = [("content-type", "multipart/form-data; boundary=b")];
+        site.client().roundtrip("POST", "/v1/videos", &kind, Some(&form)).expect("an answer")
+    };
+    let answer = send(&sound);
+    assert_eq!((answer.status, &answer.json()["pipeline"]), (200, &json!("audio_to_video")), "{}", answer.text());
+    let cut = send(&sound[..60]);
+    assert_eq!(cut.error(), (400, "invalid_audio".into(), Some("input_audio".into())), "{}", cut.text());
+    assert!(cut.text().contains("a.opus") && !cut.text().contains("ffmpeg"), "{}", cut.text());
+    site.end();
+}
+
 #[needs(nothing)]
 fn a_video_is_made_while_its_client_waits() {
     let site = Site::new(&[]);

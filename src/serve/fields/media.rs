@@ -293,8 +293,10 @@ impl Fields {
         let stored = match (own.first(), taken, source) {
             (Some(at), ..) => {
                 let part = &parts.all[*at];
-                let check = self.inputs.check_sound_of_video(&name, &part.path());
-                let stored = check.and_then(|()| self.inputs.keep_video(&name, &part.path()));
+                let stored = self.inputs.keep_video(&name, &part.path()).and_then(|stored| {
+                    self.inputs.check_sound_of_video(&name, &part.path())?;
+                    Ok(stored)
+                });
                 Some(stored.map_err(|error| part.named(error))?)
             }
             (None, Some(_), Some(source)) => Some(self.inputs.keep_video(&name, source.video)?),
