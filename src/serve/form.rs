@@ -68,12 +68,12 @@ pub struct FilePart {
 impl FilePart {
     /// An error of the file, with the client's name of it.
     pub fn named(&self, error: ApiError) -> ApiError {
-        let field = format!("{}:", error.param.as_deref().unwrap_or(&self.field));
+        let field = error.param.as_deref().unwrap_or(&self.field);
         if self.name.is_empty() || error.status != 400 {
             return error;
         }
-        let why = error.message.strip_prefix(&field).unwrap_or(&error.message).trim_start();
-        let message = format!("{field} {}: {why}", self.name);
+        let why = error.message.strip_prefix(field).and_then(|why| why.strip_prefix(':')).unwrap_or(&error.message);
+        let message = format!("{field} ({}): {}", self.name, why.trim_start());
         ApiError { message, ..error }
     }
 

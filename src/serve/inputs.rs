@@ -21,7 +21,7 @@ const LEAST_SIDE: u64 = 2;
 const MAX_VIDEO_BYTES: u64 = 2 << 30;
 /// Pixels of a video's frame.
 const MAX_VIDEO_PIXELS: u64 = 40_000_000;
-/// Seconds of a sound that are decoded before a job is accepted: no video is longer.
+/// Seconds of a sound behind its start that are decoded before a job is accepted.
 const MOST_CHECKED: f64 = 3600.0;
 /// Files that are decoded at once: an image takes up to 120 MB twice.
 const DECODERS: usize = 2;
