@@ -22,11 +22,14 @@ use ltx2::models::diffusion_decoder::DiffusionDecoderConfig;
 use ltx2::models::duration_head::DurationHeadConfig;
 use ltx2::models::gemma3::Gemma3Config;
 use ltx2::models::gemma4::Gemma4Config;
+use ltx2::models::presets::Preset;
 use ltx2::models::tokenizer::{GEMMA, Tokenizer};
 use ltx2::models::transformer::TransformerConfig;
 use ltx2::models::upsampler::UpsamplerConfig;
 use ltx2::models::video_vae::VideoVaeConfig;
 use ltx2::models::vocoder::VocoderConfig;
+use ltx2::pipeline::configs::ModelConfigs;
+use ltx2::pipeline::derive::derive;
 use ltx2::pipeline::tensors;
 use ltx2::runtime::Target;
 use ltx2::sampling::sigmas::FlowMatch;
@@ -38,7 +41,7 @@ use ltx2::serve::jobs::Caller;
 use ltx2::serve::query::list_query;
 use ltx2::weights::lora::updates;
 use ltx2::weights::lora_merge::merge;
-use ltx2::weights::{Checkpoint, Lora, LoraFile, MergeOrder, ModelSource, Overrides};
+use ltx2::weights::{Checkpoint, Component, Lora, LoraFile, MergeOrder, ModelSource, Overrides};
 
 /// Whether bytes were read to their end, and else why not.
 pub type Read = Result<(), Box<dyn Error>>;
@@ -158,24 +161,31 @@ pub fn tokenizer(bytes: &[u8]) -> Read {
     })
 }
 
-/// The configuration of any component, or of the scheduler.
+/// The configuration of any component, or of the scheduler, with what is derived from it: sizes, host tables, and the smallest
+/// program that declares all parameters.
 pub fn model_config(bytes: &[u8]) -> Read {
-    let json = serde_json::from_slice(bytes)?;
-    any(&[
-        audio_vae::AudioVaeConfig::from_json(&json).is_ok(),
-        ConnectorsConfig::from_json(&json).is_ok(),
-        DiffusionDecoderConfig::from_json(&json).is_ok(),
-        DurationHeadConfig::from_json(&json).is_ok(),
-        Gemma3Config::from_json(&json).is_ok(),
-        Gemma4Config::from_json(&json).is_ok(),
-        TransformerConfig::from_json(&json).is_ok(),
-        UpsamplerConfig::from_json(&json).is_ok(),
-        VideoVaeConfig::from_json(&json).map(|c| black_box(c.geometry())).is_ok(),
-        VideoVaeConfig::from_json(&json).and_then(|c| c.decoder()).is_ok(),
-        VideoVaeConfig::from_json(&json).and_then(|c| c.encoder()).is_ok(),
-        VocoderConfig::from_json(&json).is_ok(),
-        FlowMatch::from_json(std::str::from_utf8(bytes)?, Path::new("scheduler_config.json")).is_ok(),
-    ])
+    thread_local! { static MODEL: Preset = Preset::named("nano_2_5").expect("a preset") }
+    let json: serde_json::Value = serde_json::from_slice(bytes)?;
+    let schedule = FlowMatch::from_json(std::str::from_utf8(bytes)?, Path::new("scheduler_config.json"));
+    let encoder = Gemma3Config::from_json(&json).is_ok() || Gemma4Config::from_json(&json).is_ok();
+    // Programs are written for what is read alone: most damage ends there.
+    let read = [
+        (Component::AudioVae, audio_vae::AudioVaeConfig::from_json(&json).is_ok()),
+        (Component::Connectors, ConnectorsConfig::from_json(&json).is_ok()),
+        (Component::DiffusionDecoder, DiffusionDecoderConfig::from_json(&json).is_ok()),
+        (Component::DurationHead, DurationHeadConfig::from_json(&json).is_ok()),
+        (Component::TextEncoder, encoder),
+        (Component::Transformer, TransformerConfig::from_json(&json).is_ok()),
+        (Component::LatentUpsampler, UpsamplerConfig::from_json(&json).is_ok()),
+        (Component::Vae, VideoVaeConfig::from_json(&json).is_ok()),
+        (Component::Vocoder, VocoderConfig::from_json(&json).is_ok()),
+        (Component::Scheduler, schedule.is_ok()),
+    ];
+    let derived = read.map(|(component, read)| {
+        let model = || MODEL.with(|model| model.clone().with(component.folder(), json.clone()));
+        read && derive(&ModelConfigs::of_preset(model()), component).is_ok()
+    });
+    any(&derived)
 }
 
 /// A LoRA's keys and shapes, and what it makes of a small model's weights.

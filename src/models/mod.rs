@@ -12,6 +12,7 @@ pub mod gemma3;
 pub mod gemma4;
 pub mod pixels;
 pub mod presets;
+pub(crate) mod ranges;
 #[cfg(test)]
 pub(crate) mod testing;
 pub mod text_encoder;
@@ -79,6 +80,13 @@ pub enum ConfigError {
         key: String,
         value: String,
     },
+    /// A number, or one derived from several, that no model has.
+    OutOfRange {
+        component: &'static str,
+        key: String,
+        value: String,
+        range: String,
+    },
 }
 
 impl std::error::Error for ConfigError {}
@@ -93,6 +101,9 @@ impl fmt::Display for ConfigError {
             }
             ConfigError::Unread { key, value, .. } => {
                 write!(f, "{key} = {value} is a key that this program does not know: the model may be newer than it")
+            }
+            ConfigError::OutOfRange { key, value, range, .. } => {
+                write!(f, "{key} = {value} is out of range: it must be {range}")
             }
         }
     }
@@ -113,11 +124,12 @@ pub(crate) fn parse_config<T: DeserializeOwned>(
 /// Reads some keys of a component's configuration.
 ///
 /// # Errors
-/// A key of the wrong type, by name.
+/// A number outside its [range](ranges), a key of the wrong type, by name.
 pub(crate) fn read_keys<T: DeserializeOwned>(
     component: &'static str,
     json: &serde_json::Value,
 ) -> std::result::Result<T, ConfigError> {
+    ranges::check(component, json, |key| keys::<T>().contains(&key))?;
     serde_path_to_error::deserialize(json)
         .map_err(|e| ConfigError::Form { component, message: format!("{}: {}", e.path(), e.inner()) })
 }

@@ -46,7 +46,8 @@ pub(crate) fn assert_refused<T>(
         let error = read(&config).err().expect("refused");
         let (ConfigError::Form { component: own, .. }
         | ConfigError::Unsupported { component: own, .. }
-        | ConfigError::Unread { component: own, .. }) = &error;
+        | ConfigError::Unread { component: own, .. }
+        | ConfigError::OutOfRange { component: own, .. }) = &error;
         let message = error.to_string();
         assert!(*own == component && message.contains(words), "{own}: {message}");
         assert!(!["Some(", "None", " { "].iter().any(|rust| message.contains(rust)), "{message}");

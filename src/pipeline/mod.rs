@@ -18,6 +18,7 @@ pub mod configs;
 mod decoding;
 pub mod denoise_loop;
 mod denoising;
+pub mod derive;
 mod dfr;
 mod differences;
 mod diffusion_tiles;

@@ -14,6 +14,7 @@ use std::path::Path;
 use serde::Deserialize;
 
 use super::{MAX_STEPS, SamplingError};
+use crate::models::ranges;
 
 /// The token count that the official pipelines shift for.
 pub const OFFICIAL_TOKENS: usize = 4096;
@@ -156,7 +157,9 @@ impl FlowMatch {
         }
         // A null stands for the default, except for the terminal, where it is one.
         json.retain(|_, value| !value.is_null());
-        let config: Self = serde_json::from_value(json.into()).map_err(|e| fail(e.to_string()))?;
+        let json = json.into();
+        ranges::check("scheduler", &json, |key| KEYS.contains(&key)).map_err(|e| fail(e.to_string()))?;
+        let config: Self = serde_json::from_value(json).map_err(|e| fail(e.to_string()))?;
         if config.use_dynamic_shifting && config.base_image_seq_len == config.max_image_seq_len {
             return Err(fail("base_image_seq_len equals max_image_seq_len; no shift can be drawn between them".into()));
         }

@@ -169,7 +169,7 @@ fn audio_stream(t: Section, vae: Section) -> Result<Value, WeightsError> {
         "audio_num_attention_heads": t.or("audio_num_attention_heads", 32),
         "audio_attention_head_dim": t.or("audio_attention_head_dim", 64),
         "audio_cross_attention_dim": t.or("audio_cross_attention_dim", 2048),
-        "audio_scale_factor": 1 << (levels - 1),
+        "audio_scale_factor": 2u64.saturating_pow(levels as u32 - 1),
         "audio_pos_embed_max_pos": t.entry("audio_positional_embedding_max_pos", 0, json!([20]))?,
         "audio_sampling_rate": audio["sample_rate"],
         "audio_hop_length": audio["mel_hop_length"],
@@ -252,8 +252,9 @@ fn connectors(path: &Path, config: &Value, tensors: &Checkpoint) -> Result<Value
         "causal_temporal_positioning": false,
         "rope_type": t.or("rope_type", "split"),
         "per_modality_projections": first,
-        "video_hidden_dim": number("num_attention_heads", 32)? * number("attention_head_dim", 128)?,
-        "audio_hidden_dim": number("audio_num_attention_heads", 32)? * number("audio_attention_head_dim", 64)?,
+        "video_hidden_dim": number("num_attention_heads", 32)?.saturating_mul(number("attention_head_dim", 128)?),
+        "audio_hidden_dim":
+            number("audio_num_attention_heads", 32)?.saturating_mul(number("audio_attention_head_dim", 64)?),
         "proj_bias": tensors.contains(&format!("{projection}.bias")),
     }))
 }
@@ -401,10 +402,10 @@ fn upsampler(path: &Path, config: &Value, tensors: &Checkpoint) -> Result<Value,
     let first = shape("initial_conv.weight")?;
     let [mid, inner, kernel @ ..] = first else { return Err(missing("initial_conv.weight")) };
     let number = |name: &str| name.strip_prefix("res_blocks.")?.split('.').next()?.parse::<usize>().ok();
-    let blocks = tensors.names().filter_map(number).max().map_or(0, |last| last + 1);
+    let blocks = tensors.names().filter_map(number).max().map_or(0, |last| last.saturating_add(1));
     let rational = tensors.contains("upsampler.conv.weight");
     let grown = shape(if rational { "upsampler.conv.weight" } else { "upsampler.0.weight" })?;
-    let times = grown.first().map_or(0, |out| out / mid);
+    let times = grown.first().map_or(0, |out| out.checked_div(*mid).unwrap_or(0));
     let or = |key: &str, known: Value| config.get(key).filter(|v| !v.is_null()).cloned().unwrap_or(known);
     let scale = match (config.get("spatial_scale"), rational.then_some(times)) {
         (Some(given), _) => given.clone(),

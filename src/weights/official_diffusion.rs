@@ -29,7 +29,7 @@ pub(super) fn config(s: Section) -> Result<Value, WeightsError> {
     }
     let patch = d.or("patch_size", 4);
     let side = patch.as_u64().ok_or_else(|| d.error("patch_size", format!("is {patch}, not a whole number")))?;
-    let ratio = |axis: usize| upsamples.iter().map(|(stride, _)| stride[axis]).product::<u64>();
+    let ratio = |axis: usize| upsamples.iter().fold(1, |all: u64, (stride, _)| all.saturating_mul(stride[axis]));
     Ok(json!({
         "_class_name": "LTX2VideoDiffusionDecoderModel",
         "out_channels": d.or("out_channels", 3),
@@ -47,7 +47,7 @@ pub(super) fn config(s: Section) -> Result<Value, WeightsError> {
         "decoder_timestep_scale_multiplier": d.or("timestep_scale_multiplier", 1.0),
         "decoder_model_output_type": s.or("model_output_type", "v"),
         "decoder_num_inference_steps": d.or("default_num_inference_steps", 2),
-        "spatial_compression_ratio": side * ratio(1),
+        "spatial_compression_ratio": side.saturating_mul(ratio(1)),
         "temporal_compression_ratio": ratio(0),
     }))
 }

@@ -122,12 +122,13 @@ fn encoder(s: Section, e: Section) -> Result<Map<String, Value>, WeightsError> {
     let mut channels = width(s, "latent_channels", &latent)?;
     let mut widths = vec![];
     for change in &list.changes {
-        channels *= change.multiplier;
+        channels = channels.saturating_mul(change.multiplier);
         widths.push(channels);
     }
     let doublings = |kind| list.changes.iter().filter(|c| c.kind == kind || c.kind == "spatiotemporal").count();
     let patch = e.or("patch_size", 4);
-    let spatial = width(e, "patch_size", &patch)? << doublings("spatial");
+    let growth = |kind| 2u64.saturating_pow(doublings(kind) as u32);
+    let spatial = width(e, "patch_size", &patch)?.saturating_mul(growth("spatial"));
     let config = json!({
         "_class_name": "AutoencoderKLLTX2Video",
         "in_channels": e.or("in_channels", 3),
@@ -144,7 +145,7 @@ fn encoder(s: Section, e: Section) -> Result<Map<String, Value>, WeightsError> {
         "encoder_causal": true,
         "encoder_spatial_padding_mode": padding(s, e, "encoder", "zeros"),
         "spatial_compression_ratio": spatial,
-        "temporal_compression_ratio": 1u64 << doublings("temporal"),
+        "temporal_compression_ratio": growth("temporal"),
     });
     Ok(config.as_object().cloned().unwrap_or_default())
 }
@@ -163,7 +164,7 @@ fn decoder(s: Section) -> Result<Map<String, Value>, WeightsError> {
     let mut channels = width(s, "decoder_base_channels", &s.or("decoder_base_channels", 128))?;
     let mut widths = vec![];
     for change in &list.changes {
-        channels *= change.multiplier;
+        channels = channels.saturating_mul(change.multiplier);
         widths.push(channels);
     }
     let mut upsampling = kinds(&list);

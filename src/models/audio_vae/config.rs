@@ -4,6 +4,7 @@ use serde::Deserialize;
 
 use super::COMPONENT;
 use crate::defaults::with_defaults;
+use crate::models::ranges::check_at_most;
 use crate::models::{ConfigError, parse_config, require};
 
 /// Groups of a group norm.
@@ -36,6 +37,12 @@ with_defaults! {
         pub(crate) double_z: bool = true,
     }
 }
+
+/// Largest number of levels.
+const MAX_LEVELS: usize = 8;
+
+/// Largest number of mel frames a second; the published models have 100.
+const MAX_MEL_FRAMES: usize = 2000;
 
 /// Mel frames and mel bins a latent covers: time and bins are halved twice.
 pub(crate) const COMPRESSION: usize = 4;
@@ -75,6 +82,10 @@ impl AudioVaeConfig {
         require(!null, COMPONENT, "causality_axis", Option::<&str>::None, "none, width, height, width-compatibility")?;
         let c: Self = parse_config(COMPONENT, json)?;
         require(!c.ch_mult.is_empty(), COMPONENT, "ch_mult", &c.ch_mult, "one entry or more")?;
+        // Levels halve sizes, so that more of them halve nothing.
+        check_at_most(COMPONENT, "entries of ch_mult", c.ch_mult.len(), MAX_LEVELS)?;
+        let per_second = c.sample_rate / c.mel_hop_length;
+        check_at_most(COMPONENT, "sample_rate / mel_hop_length", per_second, MAX_MEL_FRAMES)?;
         require(c.double_z, COMPONENT, "double_z", c.double_z, "true")?;
         if c.norm_type == Norm::Group {
             let free = c.causality_axis == Causality::None;

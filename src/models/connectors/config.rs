@@ -4,6 +4,7 @@ use serde::Deserialize;
 
 use crate::av::Av;
 use crate::defaults::with_defaults;
+use crate::models::ranges::check_heads;
 use crate::models::{ConfigError, parse_config, require};
 use crate::nn::rope::Pairing;
 use crate::nn::{AttentionLayer, Axis, Heads};
@@ -72,16 +73,14 @@ impl ConnectorsConfig {
                 Av { video: ("video_hidden_dim", c.video_hidden_dim), audio: ("audio_hidden_dim", c.audio_hidden_dim) }
             }
         };
-        require(c.caption_channels > 0, COMPONENT, "caption_channels", 0, "a positive number")?;
         let keys = Av {
-            video: ["video_connector_attention_head_dim", "video_connector_num_learnable_registers"],
-            audio: ["audio_connector_attention_head_dim", "audio_connector_num_learnable_registers"],
+            video: ["video_connector_num_attention_heads", "video_connector_attention_head_dim"],
+            audio: ["audio_connector_num_attention_heads", "audio_connector_attention_head_dim"],
         };
-        for ((connector, [head_dim, registers]), (key, width)) in c.connectors().zip(keys).zip(widths) {
+        for ((connector, [count, head_dim]), (key, width)) in c.connectors().zip(keys).zip(widths) {
             let heads = connector.attention.heads;
-            let (even, some) = (heads.dim > 0 && heads.dim.is_multiple_of(2), connector.registers != Some(0));
-            require(even, COMPONENT, head_dim, heads.dim, "an even width")?;
-            require(some, COMPONENT, registers, 0, "a positive number or null")?;
+            require(heads.dim.is_multiple_of(2), COMPONENT, head_dim, heads.dim, "an even width")?;
+            check_heads(COMPONENT, [count, head_dim], heads)?;
             require(heads.width() == width, COMPONENT, key, width, "the width of the connectors it feeds")?;
         }
         Ok(c)

@@ -98,9 +98,13 @@ fn what_is_not_computed_is_refused_by_key() {
             json!({"caption_channels": 2048}),
             "caption_channels = 2048 is not supported, only the width of the connectors",
         ),
-        (json!({"caption_channels": 0}), "caption_channels = 0 is not supported, only a positive number"),
+        (json!({"caption_channels": 0}), "caption_channels = 0 is out of range: it must be 1 to 65536"),
         (json!({"audio_connector_attention_head_dim": 5}), "audio_connector_attention_head_dim = 5 is not supported"),
-        (json!({"video_connector_num_learnable_registers": 0}), "only a positive number or null"),
+        (json!({"video_connector_num_learnable_registers": 0}), "learnable_registers = 0 is out of range"),
+        (
+            json!({"audio_connector_num_attention_heads": 1024}),
+            "audio_connector_attention_head_dim = 131072 is out of range",
+        ),
         (json!({"rope_type": "axial"}), "rope_type: unknown variant `axial`"),
     ];
     assert_refused("connectors", ConnectorsConfig::from_json, cases);

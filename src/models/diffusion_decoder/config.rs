@@ -4,6 +4,7 @@ use serde::Deserialize;
 
 use super::COMPONENT;
 use crate::defaults::with_defaults;
+use crate::models::ranges::{MAX_RATIO, check_at_most};
 use crate::models::{ConfigError, parse_config, require};
 
 /// Meaning of the network's result.
@@ -21,7 +22,7 @@ with_defaults! {
     /// The file's keys; defaults are the reference class' own.
     #[derive(Deserialize)]
     #[serde(default)]
-    struct DiffusionDecoderFile {
+    pub(in crate::models) struct DiffusionDecoderFile {
         out_channels: usize = 3,
         latent_channels: usize = 128,
         patch_size: usize = 4,
@@ -165,28 +166,20 @@ impl DiffusionDecoderFile {
         }
         require(stages > 0, COMPONENT, "decoder_stage_kernels", stages, "one window a stage")?;
         let dim = self.decoder_head_dim;
-        require(dim > 0 && dim.is_multiple_of(8), COMPONENT, "decoder_head_dim", dim, "a multiple of 8")?;
+        require(dim.is_multiple_of(8), COMPONENT, "decoder_head_dim", dim, "a multiple of 8")?;
         let (channels, reductions) = (&self.decoder_stage_channels, &self.decoder_upsample_channel_reductions);
-        let heads = channels.iter().all(|c| *c > 0 && c.is_multiple_of(dim));
+        let heads = channels.iter().all(|c| c.is_multiple_of(dim));
         require(heads, COMPONENT, "decoder_stage_channels", channels, "multiples of decoder_head_dim")?;
-        let shrinks = |i: usize| reductions[i] > 0 && channels[i + 1] == channels[i] / reductions[i];
+        let shrinks = |i: usize| channels[i + 1] == channels[i] / reductions[i];
         let key = "decoder_upsample_channel_reductions";
         require((0..stages).all(shrinks), COMPONENT, key, reductions, "what decoder_stage_channels shrink by")?;
         let strides = &self.decoder_upsample_strides;
-        let known = strides.iter().all(|[t, h, w]| matches!(t, 1 | 2) && *h > 0 && *w > 0);
-        require(known, COMPONENT, "decoder_upsample_strides", strides, "1 or 2 frames, 1 or more rows and columns")?;
-        let windows = self.decoder_stage_kernels.iter().chain([&self.decoder_stage5_kernel]);
-        let some = windows.flatten().all(|size| *size > 0);
-        require(
-            some,
-            COMPONENT,
-            "decoder_stage_kernels",
-            &self.decoder_stage_kernels,
-            "1 or more, the last stage's too",
-        )?;
-        require(self.patch_size > 0, COMPONENT, "patch_size", self.patch_size, "1 or more")?;
-        let steps = self.decoder_num_inference_steps;
-        require(steps > 0, COMPONENT, "decoder_num_inference_steps", steps, "1 or more")?;
+        let known = strides.iter().all(|[t, ..]| matches!(t, 1 | 2));
+        require(known, COMPONENT, "decoder_upsample_strides", strides, "1 or 2 frames")?;
+        for axis in 0..3 {
+            let ratio = strides.iter().fold(1, |all: usize, stride| all.saturating_mul(stride[axis]));
+            check_at_most(COMPONENT, "decoder_upsample_strides", ratio, MAX_RATIO)?;
+        }
         // Latents are scaled before they come here.
         require(self.scaling_factor == 1.0, COMPONENT, "scaling_factor", self.scaling_factor, "1")
     }

@@ -3,7 +3,7 @@
 
 mod blocks;
 mod blocks_of_frames;
-mod config;
+pub(super) mod config;
 mod model;
 mod neighborhood;
 mod padding;

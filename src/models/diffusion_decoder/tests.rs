@@ -97,12 +97,19 @@ fn what_is_not_computed_is_refused_by_key() {
         (json!({"decoder_head_dim": 48}), "only multiples of decoder_head_dim"),
         (json!({"decoder_upsample_channel_reductions": [2, 2, 2, 2]}), "only what decoder_stage_channels shrink by"),
         (json!({"decoder_upsample_strides": [[3, 2, 2], [2, 1, 1], [2, 2, 2], [2, 2, 2]]}), "only 1 or 2 frames"),
-        (json!({"decoder_stage5_kernel": [11, 0, 11]}), "only 1 or more, the last stage's too"),
+        (
+            json!({"decoder_stage5_kernel": [11, 0, 11]}),
+            "decoder_stage5_kernel[1] = 0 is out of range: it must be 1 to 64",
+        ),
         (
             json!({"spatial_compression_ratio": 16}),
             "spatial_compression_ratio = 16 is not supported, only what the stages",
         ),
         (json!({"temporal_compression_ratio": 4}), "temporal_compression_ratio = 4"),
+        (
+            json!({"decoder_upsample_strides": [[1, 64, 64], [2, 64, 64], [2, 2, 2], [2, 2, 2]]}),
+            "decoder_upsample_strides = 16384 is out of range: it must be at most 4096",
+        ),
         (json!({"patch_size": 0}), "patch_size = 0"),
         (json!({"decoder_num_inference_steps": 0}), "decoder_num_inference_steps = 0"),
         (json!({"scaling_factor": 0.5}), "scaling_factor = 0.5"),

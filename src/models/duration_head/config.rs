@@ -12,7 +12,7 @@ with_defaults! {
     /// The file's keys; defaults are the reference class' own.
     #[derive(Deserialize)]
     #[serde(default)]
-    struct DurationHeadFile {
+    pub(in crate::models) struct DurationHeadFile {
         video_cross_attention_dim: usize = 4096,
         audio_cross_attention_dim: usize = 2048,
         pooler_hidden_dim: usize = 256,
@@ -42,17 +42,8 @@ impl DurationHeadConfig {
     /// A key of the wrong type, or a value no code computes.
     pub fn from_json(json: &serde_json::Value) -> Result<Self, ConfigError> {
         let f: DurationHeadFile = parse_config(COMPONENT, json)?;
-        for (key, value) in [
-            ("video_cross_attention_dim", f.video_cross_attention_dim),
-            ("audio_cross_attention_dim", f.audio_cross_attention_dim),
-            ("num_queries", f.num_queries),
-            ("num_pooler_heads", f.num_pooler_heads),
-            ("mlp_hidden_dim", f.mlp_hidden_dim),
-        ] {
-            require(value > 0, COMPONENT, key, value, "1 or more")?;
-        }
         let (width, count) = (f.pooler_hidden_dim, f.num_pooler_heads);
-        let divides = width > 0 && width.is_multiple_of(count);
+        let divides = width.is_multiple_of(count);
         require(divides, COMPONENT, "pooler_hidden_dim", width, "multiples of num_pooler_heads")?;
         Ok(DurationHeadConfig {
             text: Av { video: f.video_cross_attention_dim, audio: f.audio_cross_attention_dim },

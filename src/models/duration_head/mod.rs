@@ -1,6 +1,6 @@
 //! The duration head of LTX-2.5: the text contexts of a prompt to the seconds that its shot lasts, and those to frames.
 
-mod config;
+pub(super) mod config;
 mod frames;
 mod model;
 #[cfg(test)]

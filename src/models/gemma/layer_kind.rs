@@ -27,16 +27,12 @@ impl fmt::Display for LayerKind {
 }
 
 /// The kinds of `layers` layers, of which every `pattern`-th is a full one.
-///
-/// # Errors
-/// A pattern of 0.
-pub(crate) fn every(pattern: usize, layers: usize) -> Result<Vec<LayerKind>, ConfigError> {
-    require(pattern > 0, COMPONENT, "sliding_window_pattern", pattern, "a positive number")?;
+pub(crate) fn every(pattern: usize, layers: usize) -> Vec<LayerKind> {
     let kind = |i: usize| match (i + 1).is_multiple_of(pattern) {
         true => LayerKind::FullAttention,
         false => LayerKind::SlidingAttention,
     };
-    Ok((0..layers).map(kind).collect())
+    (0..layers).map(kind).collect()
 }
 
 /// The kinds of `layers` layers as a configuration lists them.

@@ -6,6 +6,7 @@ use serde_json::Value;
 use crate::defaults::with_defaults;
 use crate::models::config_keys::refuse_unread;
 use crate::models::gemma::{COMPONENT, LayerKind, every, listed};
+use crate::models::ranges::check_heads;
 use crate::models::{ConfigError, parse_config, require, unsupported};
 use crate::nn::Heads;
 
@@ -39,7 +40,7 @@ with_defaults! {
     /// The file's keys; defaults are the reference class' own.
     #[derive(Deserialize)]
     #[serde(default)]
-    struct Gemma3ConfigFile {
+    pub(in crate::models) struct Gemma3ConfigFile {
         vocab_size: usize = 262_208,
         hidden_size: usize = 2304,
         intermediate_size: usize = 9216,
@@ -98,13 +99,11 @@ impl Scaling {
         let kind = self.rope_type.as_deref().unwrap_or("default");
         require(matches!(kind, "default" | "linear"), COMPONENT, "rope_type", kind, "default or linear")?;
         let factor = if kind == "linear" { self.factor } else { Some(1.0) };
-        let Some(factor) = factor.filter(|factor| *factor > 0.0) else {
+        let Some(factor) = factor else {
             let supported = "a positive number where rope_type is linear";
             return Err(unsupported(COMPONENT, "factor", self.factor, supported));
         };
-        let theta = self.rope_theta.unwrap_or(theta);
-        require(theta > 0.0, COMPONENT, "rope_theta", theta, "a positive number")?;
-        Ok(RopeBase { theta, factor })
+        Ok(RopeBase { theta: self.rope_theta.unwrap_or(theta), factor })
     }
 }
 
@@ -124,7 +123,7 @@ impl Gemma3ConfigFile {
         let pattern = self.sliding_window_pattern.or(self._sliding_window_pattern).unwrap_or(6);
         match &self.layer_types {
             Some(kinds) => listed(kinds, self.num_hidden_layers),
-            None => every(pattern, self.num_hidden_layers),
+            None => Ok(every(pattern, self.num_hidden_layers)),
         }
     }
 }
@@ -153,11 +152,11 @@ impl Gemma3Config {
         )?;
         let bidirectional = f.use_bidirectional_attention.unwrap_or(false);
         require(!bidirectional, COMPONENT, "use_bidirectional_attention", bidirectional, "false")?;
-        let some = f.num_attention_heads > 0 && f.num_key_value_heads > 0;
-        let divides = some && f.num_attention_heads.is_multiple_of(f.num_key_value_heads);
+        let divides = f.num_attention_heads.is_multiple_of(f.num_key_value_heads);
         require(divides, COMPONENT, "num_key_value_heads", f.num_key_value_heads, "a divisor of num_attention_heads")?;
-        let even = f.head_dim > 0 && f.head_dim.is_multiple_of(2);
-        require(even, COMPONENT, "head_dim", f.head_dim, "an even width")?;
+        require(f.head_dim.is_multiple_of(2), COMPONENT, "head_dim", f.head_dim, "an even width")?;
+        let heads = Heads { count: f.num_attention_heads, dim: f.head_dim };
+        check_heads(COMPONENT, ["num_attention_heads", "head_dim"], heads)?;
         let layers = f.layers()?;
         let [local, global] = f.rope()?;
         Ok(Gemma3Config {
@@ -169,7 +168,7 @@ impl Gemma3Config {
             query_pre_attn_scalar: f.query_pre_attn_scalar,
             sliding_window: f.sliding_window.unwrap_or(usize::MAX),
             attention_bias: f.attention_bias,
-            heads: Heads { count: f.num_attention_heads, dim: f.head_dim },
+            heads,
             layers,
             local,
             global,

@@ -1,6 +1,6 @@
 //! Gemma-3, the text encoder.
 
-mod config;
+pub(super) mod config;
 mod model;
 #[cfg(test)]
 mod tests;

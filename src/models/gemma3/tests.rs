@@ -73,7 +73,7 @@ fn what_is_not_computed_is_refused_by_key() {
         (json!({"head_dim": 7}), "head_dim = 7 is not supported, only an even width"),
         (json!({"layer_types": ["full_attention"]}), "layer_types = 1 is not supported, only one entry for each"),
         (json!({"layer_types": ["chunked_attention"]}), "layer_types[0]: unknown variant `chunked_attention`"),
-        (json!({"sliding_window_pattern": 0}), "sliding_window_pattern = 0 is not supported, only a positive number"),
+        (json!({"sliding_window_pattern": 0}), "sliding_window_pattern = 0 is out of range: it must be 1 to 256"),
         (json!({"rope_scaling": {"rope_type": "yarn", "factor": 8.0}}), "rope_type = \"yarn\" is not supported"),
         (json!({"rope_scaling": {"rope_type": "linear"}}), "factor = null is not supported, only a positive number"),
         (json!({"hidden_size": "wide"}), "hidden_size: invalid type"),

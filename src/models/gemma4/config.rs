@@ -9,6 +9,7 @@ use super::rope::{Rope, RopeFile};
 use crate::defaults::with_defaults;
 use crate::models::config_keys::refuse_unread;
 use crate::models::gemma::{COMPONENT, LayerKind, every, listed};
+use crate::models::ranges::check_heads;
 use crate::models::{ConfigError, parse_config, require, unsupported};
 use crate::nn::Heads;
 
@@ -40,7 +41,7 @@ with_defaults! {
     /// The file's keys; defaults are the reference class' own.
     #[derive(Deserialize)]
     #[serde(default)]
-    struct Gemma4ConfigFile {
+    pub(in crate::models) struct Gemma4ConfigFile {
         vocab_size: usize = 262_144,
         hidden_size: usize = 2304,
         intermediate_size: usize = 9216,
@@ -93,7 +94,7 @@ impl Gemma4ConfigFile {
     fn layers(&self) -> Result<Vec<LayerKind>, ConfigError> {
         let mut kinds = match &self.layer_types {
             Some(kinds) => listed(kinds, self.num_hidden_layers),
-            None => every(6, self.num_hidden_layers),
+            None => Ok(every(6, self.num_hidden_layers)),
         }?;
         if let Some(last) = kinds.last_mut() {
             *last = LayerKind::FullAttention;
@@ -132,10 +133,11 @@ impl Gemma4ConfigFile {
     fn attention(&self, own: LayerOverride, k_eq_v: bool, rope: &RopeFile) -> Result<AttentionConfig, ConfigError> {
         let dim = own.head_dim.unwrap_or(self.head_dim);
         let (count, kv_count) = (self.num_attention_heads, own.num_key_value_heads.unwrap_or(self.num_key_value_heads));
-        let divides = count > 0 && kv_count > 0 && count.is_multiple_of(kv_count);
+        let divides = count.is_multiple_of(kv_count);
         require(divides, COMPONENT, "num_key_value_heads", kv_count, "a divisor of num_attention_heads")?;
-        require(dim > 0 && dim.is_multiple_of(2), COMPONENT, "head_dim", dim, "an even width")?;
+        require(dim.is_multiple_of(2), COMPONENT, "head_dim", dim, "an even width")?;
         let [heads, kv_heads] = [count, kv_count].map(|count| Heads { count, dim });
+        check_heads(COMPONENT, ["num_attention_heads", "head_dim"], heads)?;
         Ok(AttentionConfig { heads, kv_heads, k_eq_v, rope: rope.read()? })
     }
 

@@ -1,6 +1,6 @@
 //! Gemma-4, the text encoder of LTX-2.5.
 
-mod config;
+pub(super) mod config;
 mod model;
 mod rope;
 #[cfg(test)]

@@ -4,7 +4,7 @@ use serde::Deserialize;
 
 use crate::hlo::{DType, Type, Value};
 use crate::models::gemma::COMPONENT;
-use crate::models::{ConfigError, require};
+use crate::models::{ConfigError, require, unsupported};
 use crate::nn::Params;
 
 /// The frequencies of one kind of layer.
@@ -41,17 +41,16 @@ impl RopeFile {
     }
 
     /// # Errors
-    /// A form that no code computes, no base, a share outside of 0 to 1.
+    /// A form that no code computes, or no base.
     pub(super) fn read(&self) -> Result<Rope, ConfigError> {
         let kind = self.rope_type.as_deref().unwrap_or("default");
         let proportional = kind == "proportional";
         require(proportional || kind == "default", COMPONENT, "rope_type", kind, "default or proportional")?;
         let given = |value: Option<f64>| value.filter(|_| proportional).unwrap_or(1.0);
         let (share, factor) = (given(self.partial_rotary_factor), given(self.factor));
-        require((0.0..=1.0).contains(&share), COMPONENT, "partial_rotary_factor", share, "a number of 0 to 1")?;
-        require(factor > 0.0, COMPONENT, "factor", factor, "a positive number")?;
-        let theta = self.rope_theta.unwrap_or_default();
-        require(theta > 0.0, COMPONENT, "rope_theta", self.rope_theta, "a positive number")?;
+        let Some(theta) = self.rope_theta else {
+            return Err(unsupported(COMPONENT, "rope_theta", self.rope_theta, "a positive number"));
+        };
         Ok(Rope { theta, share, factor })
     }
 }

@@ -105,7 +105,7 @@ fn what_is_not_computed_is_refused_by_key() {
         (rope(json!({"rope_type": "default"})), "rope_theta = null is not supported, only a positive number"),
         (
             rope(json!({"rope_type": "proportional", "rope_theta": 1e4, "partial_rotary_factor": 1.5})),
-            "partial_rotary_factor = 1.5 is not supported, only a number of 0 to 1",
+            "partial_rotary_factor = 1.5 is out of range: it must be 0 to 1",
         ),
         (json!({"hidden_size": "wide"}), "hidden_size: invalid type"),
         (json!({"novel": 1}), "novel = 1 is a key that this program does not know"),

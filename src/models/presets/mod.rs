@@ -45,6 +45,13 @@ impl Preset {
     pub fn config(&self, folder: &str) -> Option<&Value> {
         self.configs.get(folder)
     }
+
+    /// The same model with another configuration of a component.
+    #[must_use]
+    pub fn with(mut self, folder: &str, config: Value) -> Self {
+        self.configs.insert(folder.into(), config);
+        self
+    }
 }
 
 #[cfg(test)]

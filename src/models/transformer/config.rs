@@ -5,6 +5,7 @@ use serde::Deserialize;
 use crate::av::Av;
 use crate::defaults::with_defaults;
 use crate::models::feed_forward::Activation;
+use crate::models::ranges::check_heads;
 use crate::models::{ConfigError, parse_config, require};
 use crate::nn::rope::Pairing;
 use crate::nn::{AttentionLayer, Axis, Heads};
@@ -111,6 +112,8 @@ impl TransformerConfig {
     pub fn from_json(json: &serde_json::Value) -> Result<Self, ConfigError> {
         let c: Self = parse_config(COMPONENT, json)?;
         require(c.qk_norm == "rms_norm_across_heads", COMPONENT, "qk_norm", &c.qk_norm, "rms_norm_across_heads")?;
+        check_heads(COMPONENT, ["num_attention_heads", "attention_head_dim"], c.video_heads())?;
+        check_heads(COMPONENT, ["audio_num_attention_heads", "audio_attention_head_dim"], c.audio_heads())?;
         let rope_heads = c.audio_cross_attention_dim.is_multiple_of(2 * c.num_attention_heads);
         require(
             c.audio_cross_attention_dim == c.audio_heads().width() && rope_heads,

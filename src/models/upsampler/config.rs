@@ -13,7 +13,7 @@ with_defaults! {
     /// The keys as they stand in the file; defaults are the reference class' own.
     #[derive(Deserialize)]
     #[serde(default)]
-    struct UpsamplerConfigFile {
+    pub(in crate::models) struct UpsamplerConfigFile {
         in_channels: usize = 128,
         mid_channels: usize = 1024,
         num_blocks_per_stage: usize = 4,
@@ -61,8 +61,7 @@ impl UpsamplerConfig {
     /// A key of the wrong type, or a value no code computes.
     pub fn from_json(json: &serde_json::Value) -> Result<Self, ConfigError> {
         let f: UpsamplerConfigFile = parse_config(COMPONENT, json)?;
-        require(f.in_channels > 0, COMPONENT, "in_channels", f.in_channels, "1 or more")?;
-        let divides = f.mid_channels > 0 && f.mid_channels.is_multiple_of(GROUPS);
+        let divides = f.mid_channels.is_multiple_of(GROUPS);
         require(divides, COMPONENT, "mid_channels", f.mid_channels, "multiples of 32")?;
         require(matches!(f.dims, 2 | 3), COMPONENT, "dims", f.dims, "2 and 3")?;
         require(f.dims == 3 || !f.temporal_upsample, COMPONENT, "temporal_upsample", true, "false where dims is 2")?;

@@ -1,6 +1,6 @@
 //! The latent upsamplers: latents to latents of more rows and columns, or frames.
 
-mod config;
+pub(super) mod config;
 mod filters;
 mod model;
 #[cfg(test)]

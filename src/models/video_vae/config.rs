@@ -4,6 +4,7 @@ use serde::Deserialize;
 
 use super::COMPONENT;
 use crate::defaults::with_defaults;
+use crate::models::ranges::{MAX_RATIO, check_at_most};
 use crate::models::{ConfigError, parse_config, require};
 use crate::nn::Padding;
 
@@ -75,7 +76,11 @@ impl VideoVaeConfig {
     /// # Errors
     /// A key of the wrong type, or that nothing reads, by name.
     pub fn from_json(json: &serde_json::Value) -> Result<Self, ConfigError> {
-        parse_config(COMPONENT, json)
+        let c: Self = parse_config(COMPONENT, json)?;
+        let [frames, rows] = c.geometry().ratios;
+        check_at_most(COMPONENT, "temporal_compression_ratio", frames, MAX_RATIO)?;
+        check_at_most(COMPONENT, "spatial_compression_ratio", rows, MAX_RATIO)?;
+        Ok(c)
     }
 
     /// Whether there is a decoder: beside a diffusion decoder there may be none.
@@ -88,7 +93,7 @@ impl VideoVaeConfig {
     pub fn geometry(&self) -> Geometry {
         let scaling = self.spatio_temporal_scaling.list(self.block_out_channels.len());
         let scale = 2usize.saturating_pow(scaling.iter().filter(|s| **s).count() as u32);
-        let ratio = |given: Option<usize>, patch: usize| given.unwrap_or(patch.saturating_mul(scale)).max(1);
+        let ratio = |given: Option<usize>, patch: usize| given.unwrap_or(patch.saturating_mul(scale));
         Geometry {
             latent_channels: self.latent_channels,
             scaling_factor: self.scaling_factor,
@@ -100,7 +105,6 @@ impl VideoVaeConfig {
     }
 
     fn check_patch(&self) -> Result<(), ConfigError> {
-        require(self.patch_size > 0, COMPONENT, "patch_size", self.patch_size, "1 or more")?;
         require(self.patch_size_t == 1, COMPONENT, "patch_size_t", self.patch_size_t, "1")
     }
 
@@ -115,6 +119,7 @@ impl VideoVaeConfig {
         ] {
             let fits = given.is_none_or(|given| given == made);
             require(fits, COMPONENT, key, given.unwrap_or(made), "what the stages scale by")?;
+            check_at_most(COMPONENT, key, made, MAX_RATIO)?;
         }
         Ok(())
     }
@@ -280,7 +285,6 @@ impl VideoVaeConfig {
         let mut width = mid_channels;
         for i in 0..blocks {
             let (factor, kind) = (factors[i], kinds[i]);
-            require(factor > 0, COMPONENT, "upsample_factor", &self.upsample_factor, UP_FACTORS)?;
             let upsample = scaling[i].then(|| Upsample { stride: kind.stride(), factor, residual: residual[i] });
             require(upsample.is_none() || kind != Resample::Conv, COMPONENT, "upsample_type", "conv", UP_TYPES)?;
             let stage = UpStage {

@@ -114,7 +114,11 @@ fn what_is_not_computed_is_refused_by_key() {
             "spatial_compression_ratio = 16 is not supported, only what the stages",
         ),
         (json!({"temporal_compression_ratio": 4}), "temporal_compression_ratio = 4"),
-        (json!({"upsample_factor": [2, 0, 2]}), "upsample_factor = [2,0,2]"),
+        (
+            json!({"spatio_temporal_scaling": vec![true; 64], "spatial_compression_ratio": null}),
+            "spatial_compression_ratio = 18446744073709551615 is out of range: it must be at most 4096",
+        ),
+        (json!({"upsample_factor": [2, 0, 2]}), "upsample_factor[1] = 0 is out of range: it must be 1 to 64"),
         (json!({"upsample_factor": [2, 2, 3]}), "upsample_factor = [2,2,3]"),
         (json!({"decoder_spatial_padding_mode": "circular"}), "unknown variant `circular`"),
     ];

@@ -8,6 +8,7 @@ use super::activation::AntiAlias;
 use super::resample::Resampler;
 use crate::defaults::with_defaults;
 use crate::models::config_keys::{keys, refuse_unread};
+use crate::models::ranges::{MAX_CONVOLUTIONS, MAX_SAMPLES, check_at_most};
 use crate::models::{ConfigError, read_keys, require};
 
 /// The vocoder's configuration.
@@ -160,9 +161,9 @@ impl VocoderConfig {
         let s: Spectrogram = read_keys(COMPONENT, &all)?;
         let rates: Rates = read_keys(COMPONENT, &all)?;
         let (from, to) = (rates.input_sampling_rate, rates.output_sampling_rate);
-        let grows = from > 0 && to >= from && to.is_multiple_of(from);
+        let grows = to >= from && to.is_multiple_of(from);
         require(grows, COMPONENT, "output_sampling_rate", to, "a multiple of input_sampling_rate")?;
-        require(s.hop_length > 0, COMPONENT, "hop_length", s.hop_length, "a positive number")?;
+        check_at_most(COMPONENT, "output_sampling_rate / input_sampling_rate", to / from, MAX_GROWTH)?;
         // As many frames as hops.
         let frames = s.filter_length > s.lead() && s.filter_length <= s.lead() + s.hop_length;
         require(frames, COMPONENT, "window_length", s.window_length, "filter_length, or less than a hop more")?;
@@ -187,6 +188,9 @@ impl VocoderConfig {
     }
 }
 
+/// Largest growth of the rate by the second stage; the published model has 3.
+const MAX_GROWTH: usize = 64;
+
 /// Prefix of the second generator's keys.
 const BWE: &str = "bwe_";
 const BWE_CHANNELS: &str = "out_channels times num_mel_channels";
@@ -202,6 +206,9 @@ impl GeneratorConfig {
             ConfigError::Form { component, message } => {
                 ConfigError::Form { component, message: format!("{prefix}{message}") }
             }
+            ConfigError::OutOfRange { component, key, value, range } => {
+                ConfigError::OutOfRange { component, key: format!("{prefix}{key}"), value, range }
+            }
             other => other,
         })?;
         let key = |name: &str| format!("{prefix}{name}");
@@ -209,14 +216,15 @@ impl GeneratorConfig {
         require(!factors.is_empty(), COMPONENT, key("upsample_factors"), factors, "one entry or more")?;
         let as_many = "as many entries as upsample_kernel_sizes";
         require(factors.len() == kernels.len(), COMPONENT, key("upsample_factors"), factors, as_many)?;
-        let grows = factors.iter().zip(kernels).all(|(&f, &k)| f > 0 && k >= f);
+        let grows = factors.iter().zip(kernels).all(|(f, k)| k >= f);
         let longer = "kernels as long as their factor or longer";
         require(grows, COMPONENT, key("upsample_kernel_sizes"), kernels, longer)?;
         let (sizes, dilations) = (&c.resnet_kernel_sizes, &c.resnet_dilations);
-        let positive = !sizes.is_empty() && !sizes.contains(&0);
-        require(positive, COMPONENT, key("resnet_kernel_sizes"), sizes, "one entry or more, all positive")?;
-        let positive = !dilations.iter().flatten().any(|&d| d == 0);
-        require(positive, COMPONENT, key("resnet_dilations"), dilations, "positive entries")?;
+        require(!sizes.is_empty(), COMPONENT, key("resnet_kernel_sizes"), sizes, "one entry or more")?;
+        let samples = factors.iter().fold(1, |all: usize, factor| all.saturating_mul(*factor));
+        check_at_most(COMPONENT, &key("upsample_factors"), samples, MAX_SAMPLES)?;
+        let convolutions = factors.len() * dilations.iter().map(Vec::len).sum::<usize>();
+        check_at_most(COMPONENT, &key("resnet_dilations"), convolutions, MAX_CONVOLUTIONS)?;
         let halves = c.hidden_channels.checked_shr(factors.len() as u32).is_some_and(|last| last > 0);
         let every = "a width that can be halved in every stage";
         require(halves, COMPONENT, key("hidden_channels"), c.hidden_channels, every)?;
@@ -225,7 +233,7 @@ impl GeneratorConfig {
         if c.act_fn == Activation::LeakyRelu {
             require(!c.antialias, COMPONENT, key("antialias"), true, "false where act_fn is leaky_relu")?;
         } else {
-            let longer = c.antialias_ratio > 0 && c.antialias_kernel_size > c.antialias_ratio;
+            let longer = c.antialias_kernel_size > c.antialias_ratio;
             let kernel = c.antialias_kernel_size;
             require(longer, COMPONENT, key("antialias_kernel_size"), kernel, "a kernel longer than antialias_ratio")?;
         }

@@ -9,6 +9,8 @@ mod resample;
 #[cfg(test)]
 mod tests;
 
+#[cfg(test)]
+pub(super) use config::GeneratorConfig;
 pub use config::VocoderConfig;
 
 use crate::hlo::{DType, Result, Type};

@@ -56,6 +56,11 @@ fn an_extension_that_does_not_meet_its_waveform_is_refused_by_key() {
         (json!({"bwe_in_channels": 64}), "bwe_in_channels = 64 is not supported, only out_channels times"),
         (json!({"bwe_out_channels": 1}), "bwe_out_channels = 1"),
         (json!({"bwe_upsample_factors": [6, 5, 2, 2, 1]}), "bwe_upsample_factors = [6,5,2,2,1]"),
+        (json!({"bwe_upsample_factors": [6, 5, 2, 2, 0]}), "bwe_upsample_factors[4] = 0 is out of range"),
+        (
+            json!({"output_sampling_rate": 192_000, "input_sampling_rate": 1000}),
+            "input_sampling_rate = 192 is out of range",
+        ),
         (json!({"bwe_hidden_channels": 3}), "bwe_hidden_channels = 3"),
         (json!({"bwe_act_fn": "relu"}), "bwe_act_fn: unknown variant `relu`"),
     ];
@@ -93,7 +98,7 @@ fn what_is_not_computed_is_refused_by_key() {
         (json!({"upsample_factors": [5]}), "upsample_factors = [5]"),
         (json!({"resnet_dilations": [[1]]}), "resnet_dilations = [[1]]"),
         (json!({"upsample_kernel_sizes": [11, 1]}), "upsample_kernel_sizes = [11,1]"),
-        (json!({"resnet_kernel_sizes": [3, 0]}), "resnet_kernel_sizes = [3,0]"),
+        (json!({"resnet_kernel_sizes": [3, 0]}), "resnet_kernel_sizes[1] = 0 is out of range: it must be 1 to 1024"),
         (json!({"hidden_channels": 3}), "hidden_channels = 3"),
         (json!({"act_fn": "relu"}), "unknown variant `relu`"),
         (json!({"final_act_fn": "sigmoid"}), "unknown variant `sigmoid`"),
