@@ -39,10 +39,23 @@ pub enum Error {
     #[error("{reason} (plugin {}); correct or remove it", plugin.display())]
     Flags { plugin: PathBuf, reason: String },
     #[error(
-        "no {platform} plugin found; searched {}; `ltx2 plugin install {platform}` fetches it, LTX2_PJRT_PLUGIN=FILE.so names one",
-        searched.join(", ")
+        "no {platform} plugin found in {}; `ltx2 plugin install {platform}` fetches it, LTX2_PJRT_PLUGIN=FILE.so names one",
+        places(searched)
     )]
     NotFound { platform: &'static str, searched: Vec<String> },
+}
+
+/// Places that an error names.
+const MOST_PLACES: usize = 2;
+
+/// The first of several places, and how many more there are.
+fn places(searched: &[String]) -> String {
+    let named = searched[..searched.len().min(MOST_PLACES)].join(", ");
+    match searched.len() - searched.len().min(MOST_PLACES) {
+        0 => named,
+        1 => format!("{named} and 1 other place"),
+        more => format!("{named} and {more} other places"),
+    }
 }
 
 impl Error {
@@ -116,4 +129,18 @@ pub fn with_sources(error: &dyn std::error::Error) -> String {
 pub(super) fn one_line(message: &str) -> String {
     let message = message.split("=== Source Location Trace").next().unwrap_or_default();
     message.lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" | ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_plugin_is_told_in_a_short_line() {
+        let searched = |count: usize| (0..count).map(|n| format!("/folder/{n}")).collect();
+        let said = |count| Error::NotFound { platform: "cuda", searched: searched(count) }.to_string();
+        assert!(said(30).starts_with("no cuda plugin found in /folder/0, /folder/1 and 28 other places; `ltx2 plugin"));
+        assert!(said(3).contains("/folder/1 and 1 other place;") && said(1).contains("found in /folder/0;"));
+        assert!(said(30).len() < 200);
+    }
 }
