@@ -1,4 +1,4 @@
-//! Flags and commands that texts of the program name: each exists.
+//! Flags, commands and YAML keys that texts of the program name: each exists, and each flag on the command whose users read it.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -8,6 +8,8 @@ use clap::CommandFactory;
 
 use crate::support::needs;
 use ltx2::cli::Cli;
+use ltx2::config::json_schema;
+use serde_json::Value;
 
 /// Flags of compilers and of pip, and the start that thresholds of `compare` share.
 const FOREIGN: [&str; 9] = [
@@ -23,7 +25,9 @@ const FOREIGN: [&str; 9] = [
 ];
 
 /// Flags that a part of the sources may name though `generate` lacks them, since only these commands reach the text.
-const OF_OTHER_COMMANDS: [(&str, &[&str]); 9] = [
+const OF_OTHER_COMMANDS: [(&str, &[&str]); 10] = [
+    // What `generate` runs on a model.
+    ("src/cli/check.rs", &["check", "generate"]),
     ("src/serve", &["serve"]),
     ("src/tune", &["experiment", "why", "compile", "bench"]),
     ("src/perf", &["bench", "compile", "profile"]),
@@ -113,6 +117,68 @@ fn commands(text: &str) -> Vec<String> {
     found
 }
 
+/// Command lines in a text: of the program, in quotes of code or on a line of an example.
+fn command_lines(text: &str) -> Vec<Vec<String>> {
+    let quoted = text.split('`').skip(1).step_by(2);
+    let lines = text.lines().filter(|line| line.starts_with("  ")).flat_map(|line| line.split("&&"));
+    let words = |line: &str| line.split_whitespace().take_while(|word| *word != "#").map(String::from).collect();
+    let all = quoted.chain(lines).map(str::trim).filter_map(|line| line.strip_prefix("ltx2 "));
+    all.map(words).collect()
+}
+
+/// Flags of a command line that its command lacks.
+fn unknown_flags(line: &[String], cli: &clap::Command) -> Vec<String> {
+    let Some(command) = line.first().and_then(|name| cli.find_subcommand(name)) else { return Vec::new() };
+    let mut found = BTreeSet::from(["--help".to_string()]);
+    flags_of(command, &mut found);
+    found.extend(cli.get_arguments().filter_map(|arg| arg.get_long()).map(|long| format!("--{long}")));
+    let is_foreign = |flag: &String| FOREIGN.iter().any(|start| flag.starts_with(start));
+    line.iter().flat_map(|word| flags(word)).filter(|flag| !found.contains(flag) && !is_foreign(flag)).collect()
+}
+
+/// Texts with dots that begin as a section of the YAML does and are no keys of it: names of tensors and files, and keys of a
+/// video's JSON file.
+const NO_KEYS: [&str; 5] =
+    ["model.diffusion_model", "model.language_model", "model.fingerprint", "request.json", "vocoder.conv_in.weight"];
+
+/// Names such as `request.retake` in a text whose first part is one of the sections.
+fn keys(text: &str, sections: &BTreeSet<&str>) -> BTreeSet<String> {
+    let is_part = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "._".contains(c);
+    let words = text.split(|c: char| !is_part(c) && !"/-{".contains(c));
+    let named = words.map(|word| word.trim_matches('.')).filter(|word| word.chars().all(is_part));
+    let is_key = |word: &&str| {
+        let (section, rest) = word.split_once('.').unwrap_or_default();
+        sections.contains(section) && rest.starts_with(|c: char| c.is_ascii_lowercase())
+    };
+    named.filter(is_key).map(String::from).collect()
+}
+
+/// A schema with what it refers to, and its alternatives and items.
+fn forms<'a>(schema: &'a Value, root: &'a Value) -> Vec<&'a Value> {
+    let mut schema = schema;
+    while let Some(place) = schema["$ref"].as_str() {
+        schema = root.pointer(place.trim_start_matches('#')).expect("a definition");
+    }
+    let alternatives = ["anyOf", "oneOf", "allOf"].iter().filter_map(|key| schema[key].as_array()).flatten();
+    let items = schema.get("items").into_iter();
+    let inner = alternatives.chain(items).flat_map(|inner| forms(inner, root));
+    [schema].into_iter().chain(inner).collect()
+}
+
+/// Whether the schema has a key.
+fn has_key(schema: &Value, key: &str) -> bool {
+    let mut found = vec![schema];
+    for part in key.split('.') {
+        found = found
+            .into_iter()
+            .flat_map(|form| forms(form, schema))
+            .filter_map(|form| form["properties"].get(part).or_else(|| form.get("additionalProperties")))
+            .filter(|form| form.is_object())
+            .collect();
+    }
+    !found.is_empty()
+}
+
 fn flags_of(command: &clap::Command, found: &mut BTreeSet<String>) {
     found.extend(command.get_arguments().filter_map(|arg| arg.get_long()).map(|long| format!("--{long}")));
     command.get_subcommands().for_each(|below| flags_of(below, found));
@@ -135,11 +201,11 @@ fn reached_by(path: &Path) -> Vec<String> {
     let mut cli = Cli::command();
     cli.build();
     let all = || cli.get_subcommands().map(|command| command.get_name().to_string()).collect();
-    // A command's help may advise another command.
-    if text.starts_with("src/cli/") {
-        return all();
-    }
     let other = OF_OTHER_COMMANDS.iter().find(|(start, _)| text.starts_with(start));
+    if let Some(file) = text.strip_prefix("src/cli/").filter(|_| other.is_none()) {
+        let command = file.trim_end_matches(".rs").replace('_', "-");
+        return if cli.find_subcommand(&command).is_some() { vec![command] } else { all() };
+    }
     other.map_or_else(|| vec!["generate".into()], |(_, names)| names.iter().map(|name| (*name).to_string()).collect())
 }
 
@@ -159,6 +225,10 @@ fn flags_and_commands_that_texts_name_exist() {
                 if !known.contains(&flag) && !of_generate && !FOREIGN.iter().any(|start| flag.starts_with(start)) {
                     faults.push(format!("{}: {flag} in {text:?}", path.display()));
                 }
+            }
+            for line in command_lines(&text) {
+                let unknown = unknown_flags(&line, &cli).into_iter();
+                faults.extend(unknown.map(|flag| format!("{}: {flag} of ltx2 {}", path.display(), line.join(" "))));
             }
             for name in commands(&text) {
                 if cli.find_subcommand(&name).is_none() {
@@ -190,4 +260,38 @@ fn components_from_elsewhere_have_a_flag_on_commands_of_a_model() {
             assert!(known.contains(&flag), "{name} lacks {flag}");
         }
     }
+}
+
+#[needs(nothing)]
+fn keys_that_texts_name_exist() {
+    let schema = json_schema();
+    let properties = schema["properties"].as_object().expect("properties");
+    let has_keys = |schema_of: &Value| forms(schema_of, schema).iter().any(|form| form["properties"].is_object());
+    let sections: BTreeSet<&str> =
+        properties.iter().filter(|(_, value)| has_keys(value)).map(|(key, _)| key.as_str()).collect();
+    assert!(["model", "request", "guidance", "serve"].iter().all(|section| sections.contains(section)), "{sections:?}");
+    let mut files = Vec::new();
+    sources(Path::new("src"), &mut files);
+    let (mut faults, mut seen) = (Vec::new(), 0);
+    for path in &files {
+        for text in literals(path) {
+            for key in keys(&text, &sections) {
+                seen += 1;
+                if !has_key(schema, &key) && !NO_KEYS.iter().any(|start| key.starts_with(start)) {
+                    faults.push(format!("{}: {key} in {text:?}", path.display()));
+                }
+            }
+        }
+    }
+    assert!(seen > 300, "{seen} keys seen");
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+    // What this finds.
+    let found = keys("guidance.stg, `request.retake.from`, guidance.video.stg. a/model.vae {model.x}", &sections);
+    let unknown: Vec<&String> = found.iter().filter(|key| !has_key(schema, key)).collect();
+    assert_eq!((found.len(), unknown), (3, vec![&"guidance.stg".to_string()]));
+    let lines = command_lines("run `ltx2 check M --json --vae V`\n  ltx2 doctor --seed 1 && ltx2 init x  # --no");
+    let mut cli = Cli::command();
+    cli.build();
+    let unknown: Vec<String> = lines.iter().flat_map(|line| unknown_flags(line, &cli)).collect();
+    assert_eq!((lines.len(), unknown), (3, vec!["--seed".to_string()]));
 }
