@@ -6,6 +6,9 @@ use std::path::{Path, PathBuf};
 
 use super::error::WeightsError;
 
+/// Ends of the names of files that models and LoRAs are kept in.
+const FILES: [&str; 7] = [".safetensors", ".gguf", ".json", ".flashpack", ".bin", ".pt", ".ckpt"];
+
 /// The cache folder `…/hub`, and what said so.
 #[derive(Clone, Debug)]
 pub struct HubCache {
@@ -45,7 +48,9 @@ impl HubCache {
         let part = |p: &str| {
             !p.is_empty() && !p.starts_with('.') && p.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
         };
-        name.contains('/') && name.split('/').all(part)
+        // The second part is a repository, no file.
+        let is_file = |p: &str| FILES.iter().any(|end| p.ends_with(end));
+        name.contains('/') && name.split('/').all(part) && !name.split('/').nth(1).is_some_and(is_file)
     }
 
     /// The snapshot folder of `org/name`, or a path in it, at revision `main`.
@@ -58,7 +63,7 @@ impl HubCache {
         let folder = self.root.join(format!("models--{org}--{repo}"));
         let fail = |reason: String| WeightsError::NotFound { name: name.into(), looked: reason };
         if !folder.is_dir() {
-            let advice = advice(org, repo);
+            let advice = advice(org, repo, parts.next());
             return Err(fail(format!(
                 "no such folder here, and no {} in the Hugging Face cache ({}); {advice}",
                 folder.display(),
@@ -84,7 +89,7 @@ impl HubCache {
 }
 
 /// How to get a model that is neither a folder here nor in the cache.
-fn advice(org: &str, repo: &str) -> String {
+fn advice(org: &str, repo: &str, file: Option<&str>) -> String {
     match org {
         // The presets `nano…` name the toy models by these paths.
         "assets" => format!(
@@ -92,7 +97,10 @@ fn advice(org: &str, repo: &str) -> String {
              that folder"
         ),
         _ if Path::new(org).is_dir() => format!("the folder {org} has no {repo}: correct the path"),
-        _ => format!("download it with `hf download {org}/{repo}` or give a path"),
+        _ => {
+            let file = file.map(|file| format!(" {file}")).unwrap_or_default();
+            format!("download it with `hf download {org}/{repo}{file}` or give a path")
+        }
     }
 }
 

@@ -42,7 +42,13 @@ fn a_diffusers_folder_gives_its_parts() {
 #[test]
 fn a_missing_model_says_where_it_was_looked_for() {
     fails(open(Path::new("./no-such-folder")), &["./no-such-folder", "no such file or folder"]);
-    fails(open(Path::new("Org/Name")), &["Org/Name", "/nonexistent/hub/models--Org--Name", "hf download Org/Name"]);
+    fails(open(Path::new("Org/Name")), &["Org/Name", "/nonexistent/hub/models--Org--Name", "hf download Org/Name`"]);
+    fails(open(Path::new("Org/Name/a.safetensors")), &["hf download Org/Name a.safetensors`"]);
+    // A folder and a file, which no repository is called.
+    let absent = open(Path::new("absent/a.safetensors")).expect_err("no such file").to_string();
+    assert!(absent.contains("no such file or folder") && !absent.contains("hf download"), "{absent}");
+    let absent = LoraFile::open("absent/a.safetensors").expect_err("no such file").to_string();
+    assert!(absent.starts_with("absent/a.safetensors: cannot open: ") && !absent.contains("hf download"), "{absent}");
     // Paths, which are no repositories.
     for (path, advice) in [
         ("assets/no-such", "the toy model of the program's own repository: run where its folder assets/no-such is"),
