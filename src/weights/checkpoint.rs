@@ -16,13 +16,15 @@ use super::error::{Misscaled, WeightsError};
 use crate::hlo::DType;
 use crate::tensor::Tensor;
 
+mod e5m2;
 mod find;
+mod foreign;
 mod rows;
 mod stored;
 mod torchao;
 
-use find::{FLASHPACK, find_weights, is_flashpack};
-use rows::Integers;
+use find::{FLASHPACK, Found, find_weights, is_flashpack};
+use rows::EightBits;
 
 /// The format's own limit on the header, which keeps a damaged length from asking for the whole memory.
 const MAX_HEADER: u64 = 100_000_000;
@@ -50,8 +52,8 @@ struct Entry {
     range: Range<u64>,
     /// A tensor that its rows are multiplied by: a number for each, or one for all.
     factors: Option<Box<Entry>>,
-    /// How the file holds it, where that is as 8-bit integers.
-    integers: Option<Integers>,
+    /// How the file holds it, where that is in 8 bits that are read as another type.
+    eight_bits: Option<EightBits>,
 }
 
 /// The tensors of one or several safetensors files; cheap to clone.
@@ -72,7 +74,7 @@ pub struct TensorView {
     range: Range<u64>,
     /// A factor of each row, or of all.
     factors: Option<Box<TensorView>>,
-    integers: Option<Integers<TensorView>>,
+    eight_bits: Option<EightBits<TensorView>>,
 }
 
 impl TensorView {
@@ -89,10 +91,10 @@ impl TensorView {
         &self.shape
     }
 
-    /// Bytes of its numbers. In the file they are as many, but of integers that are read as floats.
+    /// Bytes of its numbers. In the file they are as many, but of 8 bits that are read as another type.
     pub(crate) fn size(&self) -> usize {
         let bytes = (self.range.end - self.range.start) as usize;
-        if self.integers.is_some() { bytes * self.dtype.size() } else { bytes }
+        if self.eight_bits.is_some() { bytes * self.dtype.size() } else { bytes }
     }
 
     /// Reads its row-major little-endian bytes from `offset` on.
@@ -101,8 +103,8 @@ impl TensorView {
     /// Past its end; a file that cannot be read or was written to since it was opened.
     pub(crate) fn read_at(&self, offset: usize, into: &mut [u8]) -> Result<(), WeightsError> {
         assert!(offset + into.len() <= self.size(), "{} is {} bytes", self.key, self.size());
-        if let Some(integers) = &self.integers {
-            self.read_integers(integers, offset, into)?;
+        if let Some(form) = &self.eight_bits {
+            self.read_eight_bits(form, offset, into)?;
             return self.factors.as_ref().map_or(Ok(()), |factors| self.multiply(factors, offset, into));
         }
         let (path, file) = (&self.shard.path, &self.shard.file);
@@ -165,12 +167,22 @@ impl Shard {
         let (got, written) = (about.len(), about.modified().ok());
         let bad = |reason: String| WeightsError::NotSafetensors { path: path.to_path_buf(), reason };
         if got < 8 {
-            return Err(bad(format!("{got} bytes, shorter than the header's length field")));
+            return Err(bad(match got {
+                0 => "it is empty, as unfinished downloads are; download it again".into(),
+                _ => format!("{got} bytes, shorter than the header's length field"),
+            }));
         }
         let read = |into: &mut [u8], at| file.read_exact_at(into, at).map_err(WeightsError::io(path, "cannot read"));
         let mut length = [0; 8];
         read(&mut length, 0)?;
         let length = u64::from_le_bytes(length);
+        let mut start = vec![0; got.min(foreign::TELLING as u64) as usize];
+        read(&mut start, 0)?;
+        // Behind the length there is a brace in every safetensors file.
+        let is_foreign = length > MAX_HEADER || start.get(8) != Some(&b'{');
+        if let Some(kind) = foreign::kind(&start).filter(|_| is_foreign) {
+            return Err(bad(format!("it is {kind}")));
+        }
         if length > MAX_HEADER {
             return Err(bad(format!("its first 8 bytes give a header of {length} bytes")));
         }
@@ -208,7 +220,7 @@ impl Checkpoint {
     /// Opens one file, or a folder: an index with its shards, or one file.
     ///
     /// In a folder `diffusion_pytorch_model` and `model` are looked for, plain before `bf16` before `fp16` variants, an
-    /// index before a file; else the folder's only index or only safetensors file.
+    /// index before a file; else the folder's only index, only safetensors file, or only set of shards without an index.
     ///
     /// # Errors
     /// Nothing there, or a file that is missing, truncated, no safetensors file, or not as its index says.
@@ -217,19 +229,27 @@ impl Checkpoint {
         if is_flashpack(path) {
             return Err(WeightsError::NotSafetensors { path: path.to_path_buf(), reason: FLASHPACK.into() });
         }
-        let target = if meta.is_dir() { find_weights(path)? } else { path.to_path_buf() };
-        let checkpoint = match target.extension().is_some_and(|e| e == "json") {
-            true => Self::open_index(&target)?,
-            false => Self::open_file(&target)?,
+        let found = if meta.is_dir() { find_weights(path)? } else { Found::File(path.to_path_buf()) };
+        let checkpoint = match found {
+            Found::File(file) if file.extension().is_some_and(|e| e == "json") => Self::open_index(&file)?,
+            Found::File(file) => Self::open_files(&file, std::slice::from_ref(&file))?,
+            Found::Shards(files) => Self::open_files(path, &files)?,
         };
-        checkpoint.with_torchao_weights()
+        Ok(checkpoint.with_torchao_weights()?.with_e5m2_weights())
     }
 
-    fn open_file(path: &Path) -> Result<Self, WeightsError> {
-        let mut checkpoint = Checkpoint { origin: path.to_path_buf(), shards: vec![], tensors: Arc::default() };
-        let shard = checkpoint.add(Shard::open(path)?);
-        for key in checkpoint.shards[shard].header.offset_keys() {
-            checkpoint.insert(shard, &key)?;
+    /// All tensors of some files.
+    fn open_files(origin: &Path, files: &[PathBuf]) -> Result<Self, WeightsError> {
+        let mut checkpoint = Checkpoint { origin: origin.to_path_buf(), shards: vec![], tensors: Arc::default() };
+        for file in files {
+            let shard = checkpoint.add(Shard::open(file)?);
+            for key in checkpoint.shards[shard].header.offset_keys() {
+                if let Some(other) = checkpoint.tensors.get(&key) {
+                    let other_path = checkpoint.shards[other.shard].path.clone();
+                    return Err(WeightsError::Duplicate { path: file.clone(), other: key.clone(), key, other_path });
+                }
+                checkpoint.insert(shard, &key)?;
+            }
         }
         Ok(checkpoint)
     }
@@ -287,7 +307,7 @@ impl Checkpoint {
             shape: info.shape.as_slice().into(),
             range: s.data + info.data_offsets.0 as u64..s.data + info.data_offsets.1 as u64,
             factors: None,
-            integers: None,
+            eight_bits: None,
         };
         Arc::make_mut(&mut self.tensors).insert(key.to_string(), entry);
         Ok(())
@@ -382,7 +402,7 @@ impl Checkpoint {
         self.tensors.get(name).map(|e| &*e.shape)
     }
 
-    /// A tensor's element type as the file spells it, lower case: also those no program uses (`f8_e5m2`).
+    /// A tensor's element type as the file spells it, lower case: also those no program uses (`f8_e8m0`).
     pub(crate) fn dtype_name(&self, name: &str) -> Option<String> {
         self.tensors.get(name).map(|e| e.dtype.to_string().to_lowercase())
     }
@@ -411,11 +431,7 @@ impl Checkpoint {
             shard: shard.clone(),
             range: entry.range.clone(),
             factors: entry.factors.as_deref().map(|factors| self.view(factors).map(Box::new)).transpose()?,
-            integers: entry
-                .integers
-                .as_ref()
-                .map(|integers| integers.try_map(|points| self.view(points)))
-                .transpose()?,
+            eight_bits: entry.eight_bits.as_ref().map(|form| form.try_map(|points| self.view(points))).transpose()?,
         })
     }
 
@@ -469,6 +485,9 @@ fn known(dtype: Dtype) -> Option<DType> {
 /// Reads a JSON file.
 pub(super) fn read_json(path: &Path) -> Result<Value, WeightsError> {
     let text = fs::read(path).map_err(WeightsError::io(path, "cannot read"))?;
-    serde_json::from_slice(&text)
-        .map_err(|e| WeightsError::Json { path: path.to_path_buf(), reason: format!("not JSON: {e}") })
+    serde_json::from_slice(&text).map_err(|e| {
+        let foreign = foreign::kind_beside_json(&text);
+        let reason = foreign.map_or_else(|| format!("not JSON: {e}"), |kind| format!("not JSON: it is {kind}"));
+        WeightsError::Json { path: path.to_path_buf(), reason }
+    })
 }

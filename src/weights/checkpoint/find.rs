@@ -10,12 +10,33 @@ use super::WeightsError;
 pub(super) const FLASHPACK: &str = "FlashPack weights, which this program does not read; get the model's safetensors \
                                     files, or load it with the tool that packed it and save it as safetensors";
 
+/// Missing shards that are named.
+const MOST_NAMED: usize = 3;
+
+/// Stem, number and count of a shard's name.
+type Shard = (String, usize, usize);
+
+/// Parts of a name such as `model-00001-of-00004.safetensors`.
+fn shard_of(name: &str) -> Option<Shard> {
+    let (rest, count) = name.strip_suffix(".safetensors")?.rsplit_once("-of-")?;
+    let (stem, number) = rest.rsplit_once('-')?;
+    Some((stem.to_string(), number.parse().ok()?, count.parse().ok().filter(|count| *count < 1000)?))
+}
+
 pub(super) fn is_flashpack(name: &Path) -> bool {
     name.extension().is_some_and(|extension| extension == "flashpack")
 }
 
-/// Picks a folder's index or weight file.
-pub(super) fn find_weights(folder: &Path) -> Result<PathBuf, WeightsError> {
+/// Weights of a folder.
+pub(super) enum Found {
+    /// An index or a weight file.
+    File(PathBuf),
+    /// All files of a set without an index, in their order.
+    Shards(Vec<PathBuf>),
+}
+
+/// Picks a folder's index, weight file, or set of shards.
+pub(super) fn find_weights(folder: &Path) -> Result<Found, WeightsError> {
     let mut names = BTreeSet::new();
     for entry in fs::read_dir(folder).map_err(WeightsError::io(folder, "cannot list"))? {
         let entry = entry.map_err(WeightsError::io(folder, "cannot list"))?;
@@ -30,7 +51,7 @@ pub(super) fn find_weights(folder: &Path) -> Result<PathBuf, WeightsError> {
                 format!("{stem}{variant}.safetensors"),
             ];
             if let Some(name) = candidates.into_iter().find(|c| names.contains(c)) {
-                return Ok(folder.join(name));
+                return Ok(Found::File(folder.join(name)));
             }
         }
     }
@@ -40,12 +61,33 @@ pub(super) fn find_weights(folder: &Path) -> Result<PathBuf, WeightsError> {
     };
     let indices = names.iter().filter(|n| n.ends_with(".safetensors.index.json")).collect();
     let files: Vec<_> = names.iter().filter(|n| n.ends_with(".safetensors")).collect();
-    if let Some(path) = only(indices).or_else(|| only(files.clone())) {
-        return Ok(path);
+    // One shard of several is no model.
+    let lone =
+        only(files.clone()).filter(|path| shard_of(&path.to_string_lossy()).is_none_or(|(_, _, count)| count == 1));
+    if let Some(path) = only(indices).or(lone) {
+        return Ok(Found::File(path));
+    }
+    let shards: Vec<Shard> = files.iter().filter_map(|name| shard_of(name)).collect();
+    let is_one_set = shards.iter().all(|(stem, _, count)| (stem, count) == (&shards[0].0, &shards[0].2));
+    if let Some((stem, _, count)) = shards.first().filter(|_| is_one_set && shards.len() == files.len()) {
+        let missing: Vec<String> = (1..=*count)
+            .filter(|number| !shards.iter().any(|(_, own, _)| own == number))
+            .take(MOST_NAMED)
+            .map(|number| format!("{stem}-{number:05}-of-{count:05}.safetensors"))
+            .collect();
+        if missing.is_empty() && shards.len() == *count {
+            return Ok(Found::Shards(files.into_iter().map(|name| folder.join(name)).collect()));
+        }
+        let (got, missing) = (shards.len(), missing.join(", "));
+        let reason =
+            format!("{got} of {count} files without an index; {missing} and {stem}.safetensors.index.json are missing");
+        return Err(WeightsError::NoWeights { path: folder.to_path_buf(), reason: reason + ": download them" });
     }
     let reason = if files.len() > 1 {
         let names: Vec<_> = files.iter().map(|n| n.as_str()).collect();
         format!("{} safetensors files without an index ({}): name one of them", files.len(), names.join(", "))
+    } else if let Some(name) = names.iter().find(|name| name.ends_with(".gguf")) {
+        format!("{name} is a GGUF file, which is not read; use the safetensors files of the same model")
     } else if names.iter().any(|n| n.ends_with(".bin") || n.ends_with(".ckpt") || n.ends_with(".pt")) {
         "only pickled weights; convert them to safetensors".into()
     } else if let Some(name) = names.iter().find(|name| is_flashpack(Path::new(name))) {

@@ -5,20 +5,35 @@ use std::sync::Arc;
 
 use half::{bf16, f16};
 
-use super::{Checkpoint, Entry, TensorView, known};
+use super::{Checkpoint, Entry, TensorView, e5m2, known};
 use crate::hlo::DType;
 use crate::weights::error::WeightsError;
 
-/// Form of a tensor whose numbers are 8-bit integers in the file and floats where they are read.
+/// Form of a tensor whose numbers have 8 bits in the file and are floats of another type where they are read.
 #[derive(Clone, Debug)]
-pub(super) struct Integers<T = Entry> {
-    /// 8-bit integers that are taken off its rows: one for each, or one for all.
-    pub(super) zero_points: Option<Box<T>>,
+pub(super) enum EightBits<T = Entry> {
+    Integers {
+        /// 8-bit integers that are taken off its rows: one for each, or one for all.
+        zero_points: Option<Box<T>>,
+    },
+    E5M2,
 }
 
-impl<T> Integers<T> {
-    pub(super) fn try_map<U, E>(&self, of: impl FnOnce(&T) -> Result<U, E>) -> Result<Integers<U>, E> {
-        Ok(Integers { zero_points: self.zero_points.as_deref().map(of).transpose()?.map(Box::new) })
+impl<T> EightBits<T> {
+    pub(super) fn try_map<U, E>(&self, of: impl FnOnce(&T) -> Result<U, E>) -> Result<EightBits<U>, E> {
+        Ok(match self {
+            EightBits::Integers { zero_points } => {
+                EightBits::Integers { zero_points: zero_points.as_deref().map(of).transpose()?.map(Box::new) }
+            }
+            EightBits::E5M2 => EightBits::E5M2,
+        })
+    }
+
+    fn map(&self, of: impl FnOnce(&T) -> Box<T>) -> Self {
+        match self {
+            EightBits::Integers { zero_points } => EightBits::Integers { zero_points: zero_points.as_deref().map(of) },
+            EightBits::E5M2 => EightBits::E5M2,
+        }
     }
 }
 
@@ -26,10 +41,9 @@ impl Entry {
     /// The same place where so many shards are in front of those of its checkpoint.
     pub(super) fn behind(&self, shards: usize) -> Self {
         let moved = |other: &Entry| Box::new(other.behind(shards));
-        let integers =
-            self.integers.as_ref().map(|own| Integers { zero_points: own.zero_points.as_deref().map(moved) });
+        let eight_bits = self.eight_bits.as_ref().map(|form| form.map(moved));
         let factors = self.factors.as_deref().map(moved);
-        Entry { shard: self.shard + shards, factors, integers, ..self.clone() }
+        Entry { shard: self.shard + shards, factors, eight_bits, ..self.clone() }
     }
 
     /// One of so many parts of equal numbers of rows; factors that are one for all rows stay.
@@ -45,10 +59,9 @@ impl Entry {
             Some(1) | None => Box::new(other.clone()),
             Some(_) => Box::new(other.part(index, count)),
         };
-        let integers =
-            self.integers.as_ref().map(|own| Integers { zero_points: own.zero_points.as_deref().map(of_rows) });
+        let eight_bits = self.eight_bits.as_ref().map(|form| form.map(of_rows));
         let factors = self.factors.as_deref().map(of_rows);
-        Entry { shape: shape.into(), range: start..start + bytes, factors, integers, ..self.clone() }
+        Entry { shape: shape.into(), range: start..start + bytes, factors, eight_bits, ..self.clone() }
     }
 }
 
@@ -101,19 +114,21 @@ fn by_row<T: Copy>(values: &[T], row: usize) -> T {
 }
 
 impl TensorView {
-    /// Reads integers of 8 bits, less the zero points of their rows, as floats from byte `offset` of those on: floats of every width
-    /// hold these numbers.
-    pub(super) fn read_integers(
+    /// Reads numbers of 8 bits, integers less the zero points of their rows, as floats from byte `offset` of those on: the floats
+    /// hold each of these numbers.
+    pub(super) fn read_eight_bits(
         &self,
-        integers: &Integers<TensorView>,
+        form: &EightBits<TensorView>,
         offset: usize,
         into: &mut [u8],
     ) -> Result<(), WeightsError> {
         let (size, row) = (self.dtype.size(), self.shape[1..].iter().product::<usize>());
         let first = offset / size;
-        let points = match &integers.zero_points {
-            Some(points) => points.read()?.into_iter().map(|point| point as i8).collect(),
-            None => vec![0],
+        let points = match form {
+            EightBits::Integers { zero_points: Some(points) } => {
+                points.read()?.into_iter().map(|point| point as i8).collect()
+            }
+            EightBits::Integers { zero_points: None } | EightBits::E5M2 => vec![0],
         };
         let mut numbers = vec![0; into.len() / size];
         let read = self.shard.file.read_exact_at(&mut numbers, self.range.start + first as u64);
@@ -121,7 +136,10 @@ impl TensorView {
         self.shard.check()?;
         read.map_err(WeightsError::io(&self.shard.path, "cannot read"))?;
         for (i, (number, float)) in numbers.into_iter().zip(into.chunks_exact_mut(size)).enumerate() {
-            let value = f32::from(number as i8) - f32::from(by_row(&points, (first + i) / row));
+            let value = match form {
+                EightBits::Integers { .. } => f32::from(number as i8) - f32::from(by_row(&points, (first + i) / row)),
+                EightBits::E5M2 => e5m2::number(number),
+            };
             match self.dtype {
                 DType::BF16 => float.copy_from_slice(&bf16::from_f32(value).to_le_bytes()),
                 DType::F16 => float.copy_from_slice(&f16::from_f32(value).to_le_bytes()),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use safetensors::Dtype;
 use serde_json::Value;
 
-use super::{Checkpoint, Entry, Integers};
+use super::{Checkpoint, EightBits, Entry};
 use crate::weights::error::WeightsError;
 
 /// End of the names of the quantized numbers.
@@ -78,8 +78,8 @@ impl Checkpoint {
         let tensors = Arc::make_mut(&mut self.tensors);
         removed.iter().flatten().for_each(|key| drop(tensors.remove(key)));
         if is_integer {
-            let integers = Some(Integers { zero_points });
-            tensors.insert(name.into(), Entry { dtype: floats, factors: Some(Box::new(scale)), integers, ..entry });
+            let eight_bits = Some(EightBits::Integers { zero_points });
+            tensors.insert(name.into(), Entry { dtype: floats, factors: Some(Box::new(scale)), eight_bits, ..entry });
         } else {
             tensors.insert(name.into(), entry);
             tensors.insert(format!("{name}_scale"), scale);

@@ -35,7 +35,8 @@ fn damaged_files_are_named() {
     let dir = TempDir::new().expect("dir");
     let whole = safetensors(&[("w", "F32", &[4])], Value::Null);
     let open = |bytes: &[u8]| Checkpoint::open(&put(dir.path().join("x.safetensors"), bytes));
-    fails(open(b""), &["x.safetensors", "0 bytes"]);
+    fails(open(b""), &["x.safetensors", "it is empty"]);
+    fails(open(b"short"), &["x.safetensors", "5 bytes"]);
     fails(open(b"<html>not a model</html>"), &["not a safetensors file"]);
     fails(open(&whole[..20]), &["truncated", "the file has 20"]);
     let want = format!("asks for {} bytes, the file has {}", whole.len(), whole.len() - 5);

@@ -10,6 +10,7 @@ use super::*;
 mod checkpoints;
 mod diffusion_decoder;
 mod fingerprint;
+mod foreign;
 mod ltx2_5;
 mod official;
 mod sources;
