@@ -125,6 +125,8 @@ impl ModelConfigs {
     /// The transformer's.
     pub(crate) fn transformer(&self) -> Result<TransformerConfig> {
         let mut c = self.read(Component::Transformer, TransformerConfig::from_json)?;
+        // Zeros in its place change no result: nothing is added to frames.
+        c.use_keyframes_abs_pos_embedding &= !self.origin.lacks_keyframe_embedding();
         match (self.layers, c.num_layers) {
             (Some(blocks), all) if blocks > all => {
                 Err(PipelineError::Usage(format!("model.blocks: {blocks}, this model has 1 to {all}")))

@@ -173,11 +173,12 @@ impl Model {
         let stg = request.all_scales().into_iter().flatten().any(|s| s.stg != 0.0);
         if stg && by_diffusers && !self.sizes.transformer.perturbed_attn && job.index == 0 {
             tracing::warn!(
-                "guidance.stg changes nothing: guidance.stg_streams is diffusers, which does not perturb a model without \
-                 perturbed_attn; set stg to 0, or guidance.stg_streams to official"
+                "guidance.video.stg and guidance.audio.stg change nothing: guidance.stg_streams is diffusers, which does not \
+                 perturb a model without perturbed_attn; set them to 0, or guidance.stg_streams to official"
             );
         }
-        let of_2_5 = self.sizes.transformer.use_keyframes_abs_pos_embedding;
+        let c = &self.sizes.transformer;
+        let of_2_5 = c.use_keyframes_abs_pos_embedding || !c.ff_bias;
         if let Some(other) = request::scheduler_of_another(config, &self.scheduler).filter(|_| of_2_5 && job.index == 0)
         {
             tracing::warn!("{}: {other}", self.configs.origin().config_place(Component::Scheduler).display());

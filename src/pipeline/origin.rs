@@ -65,6 +65,11 @@ impl Origin {
         }
     }
 
+    /// Whether the transformer's files lack the embedding of generated keyframes.
+    pub(crate) fn lacks_keyframe_embedding(&self) -> bool {
+        matches!(self, Origin::Files(source) if source.lacks_keyframe_embedding())
+    }
+
     /// Where it lies, or what it is called.
     pub(crate) fn name(&self) -> String {
         match self {

@@ -90,7 +90,7 @@ fn keyframes(c: &TransformerConfig, given: &mut ReferenceArguments, batch: usize
     const NAME: &str = "video_keyframes_mask";
     let Some(mask) = given.optional(NAME) else { return Ok(None) };
     if !c.use_keyframes_abs_pos_embedding {
-        let why = "this model marks no frames (use_keyframes_abs_pos_embedding of its config is false)";
+        let why = "this model marks no frames: it has no keyframes_abs_pos_embedding";
         return Err(PipelineError::Input(format!("input '{NAME}': {why}")));
     }
     let marked = mask.to_f32().mapv(|v| f32::from(v > 0.0));

@@ -71,14 +71,14 @@ fn check_model(config: &Config, sizes: &ModelSizes, num_frames: usize) -> Result
     let marks = sizes.transformer.use_keyframes_abs_pos_embedding;
     if config.pipeline == Pipeline::Dfr && !marks {
         let why = "pipeline = dfr: this transformer lacks the mark of generated keyframes (keyframes_abs_pos_embedding): take \
-                   LTX-2.5's, or another pipeline";
+                   one of LTX-2.5 that has it, or another pipeline";
         return Err(RequestError::Usage(why.into()));
     }
     let slots = config.conditioning.generated_keyframes;
     if slots > 0 && !marks {
         return Err(RequestError::Usage(format!(
             "conditioning.generated_keyframes = {slots}: this transformer lacks the mark of such frames \
-             (keyframes_abs_pos_embedding): take LTX-2.5's, or 0"
+             (keyframes_abs_pos_embedding): take one of LTX-2.5 that has it, or 0"
         )));
     }
     Ok(())

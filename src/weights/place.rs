@@ -41,13 +41,15 @@ impl SingleFile {
         let alone = part.filter(|c| {
             matches!(c, Component::LatentUpsampler | Component::TemporalUpsampler | Component::DurationHead)
         });
-        let text = checkpoint.metadata("config").or(alone.map(|_| "{}")).ok_or_else(|| WeightsError::Config {
-            path: checkpoint.path().to_path_buf(),
-            key: "config".into(),
-            reason:
-                "is missing in the header's metadata: not one of Lightricks' model files, or stripped of it; use the \
-                     published file or the diffusers folder"
-                    .into(),
+        let text = checkpoint.metadata("config").or(alone.map(|_| "{}")).ok_or_else(|| {
+            let path = checkpoint.path().to_path_buf();
+            if let Some(key) = checkpoint.names().find(|key| is_of_lora(key)) {
+                let reason = "is part of a LoRA, which is no model: name a model here, and the LoRA by --lora or model.loras";
+                return WeightsError::Lora { path, key: key.into(), reason: reason.into() };
+            }
+            let reason = "is missing in the header's metadata: not one of Lightricks' model files, or stripped of it; use \
+                          the published file or the diffusers folder";
+            WeightsError::Config { path, key: "config".into(), reason: reason.into() }
         })?;
         let config = serde_json::from_str(text).map_err(|e| WeightsError::Config {
             path: checkpoint.path().to_path_buf(),
@@ -102,6 +104,11 @@ impl SingleFile {
     }
 }
 
+/// Whether a tensor's name is one that files of updates alone have.
+fn is_of_lora(key: &str) -> bool {
+    [".lora_", ".lokr_", ".hada_", ".oft_"].iter().any(|part| key.contains(part))
+}
+
 /// The modules of a latent upsampler.
 const UPSAMPLER_MODULES: [&str; 6] =
     ["initial_conv", "initial_norm", "res_blocks", "upsampler", "post_upsample_res_blocks", "final_conv"];
@@ -149,7 +156,7 @@ fn version_of_tensors(component: Component, tensors: &Checkpoint) -> Option<(Ver
 }
 
 /// A tensor that LTX-2.5's transformer adds.
-const KEYFRAMES: &str = "keyframes_abs_pos_embedding";
+pub(super) const KEYFRAMES: &str = "keyframes_abs_pos_embedding";
 
 /// Refuses tensors of one generation under a configuration of the other.
 ///

@@ -13,8 +13,8 @@ use super::error::WeightsError;
 use super::hub::HubCache;
 use super::packed::TokenizerFiles;
 use super::pairing::{GEMMA_SOURCE, Transformer};
-use super::place::{Place, SingleFile, check_version, place};
-use super::version::Version;
+use super::place::{KEYFRAMES, Place, SingleFile, check_version, place};
+use super::version::{USE_KEYFRAMES, Version};
 use super::{Component, fingerprint, keys, newer, official, official_diffusion, quantization, split};
 
 /// Parts taken from elsewhere than the model: paths or `org/name`.
@@ -350,7 +350,22 @@ impl ModelSource {
         let unsaid = connectors.filter(|tensors| tensors.metadata(newer::VERSION).is_none());
         let connectors =
             unsaid.and_then(|tensors| transformer.unverified(tensors.path(), "connectors", newer::VERSION));
-        Ok(encoder.into_iter().chain(connectors).collect())
+        let keyframes = self.lacks_keyframe_embedding().then(|| {
+            let path = self.config_path(Component::Transformer);
+            format!(
+                "{}: no `{KEYFRAMES}`, which its configuration asks for; pipeline dfr and generated keyframes need it, \
+                 nothing else does",
+                path.display()
+            )
+        });
+        Ok(encoder.into_iter().chain(connectors).chain(keyframes).collect())
+    }
+
+    /// Whether the transformer's files lack the embedding of generated keyframes, though its configuration asks for it: the first
+    /// files of LTX-2.5 do. Files that cannot be opened are an error elsewhere.
+    pub(crate) fn lacks_keyframe_embedding(&self) -> bool {
+        let asks = self.config(Component::Transformer).is_ok_and(|config| config[USE_KEYFRAMES] == true);
+        asks && self.checkpoint(Component::Transformer).is_ok_and(|tensors| !tensors.contains(KEYFRAMES))
     }
 
     /// Refuses tensors of single files that no component reads. The video latents' statistics beside mean and deviation are

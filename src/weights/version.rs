@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::Component;
 
 /// The key of a transformer's configuration that LTX-2.5 adds.
-const KEYFRAMES: &str = "use_keyframes_abs_pos_embedding";
+pub(super) const USE_KEYFRAMES: &str = "use_keyframes_abs_pos_embedding";
 
 /// A generation of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -36,7 +36,7 @@ impl Version {
         let flag = |key: &str, default: bool| config.get(key).and_then(Value::as_bool).unwrap_or(default);
         // LTX-2.3 projects captions before the connectors and modulates the text by the noise level.
         match (flag("use_prompt_embeddings", true), flag("cross_attn_mod", false)) {
-            (true, false) => (!flag(KEYFRAMES, false)).then_some(Version::V2_0),
+            (true, false) => (!flag(USE_KEYFRAMES, false)).then_some(Version::V2_0),
             (false, true) => Some(Version::since_2_3(config)),
             _ => None,
         }
@@ -44,7 +44,8 @@ impl Version {
 
     /// LTX-2.3 or LTX-2.5, by the keys of a transformer that both layouts have.
     pub(super) fn since_2_3(transformer: &Value) -> Self {
-        match transformer.get(KEYFRAMES) == Some(&true.into()) || transformer.get("ff_bias") == Some(&false.into()) {
+        match transformer.get(USE_KEYFRAMES) == Some(&true.into()) || transformer.get("ff_bias") == Some(&false.into())
+        {
             true => Version::V2_5,
             false => Version::V2_3,
         }

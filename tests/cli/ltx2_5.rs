@@ -107,6 +107,27 @@ fn tensors_that_a_part_lacks_are_listed() {
     assert_eq!(said["pipelines"]["text_to_video"], said["text_to_video"]);
 }
 
+/// As the first files of LTX-2.5: zeros in the place of the embedding change nothing, so that only what generates keyframes is
+/// refused.
+#[needs(nothing)]
+fn a_transformer_without_the_embedding_of_keyframes_runs() {
+    let dir = TempDir::new().expect("a folder");
+    let file = dir.path().join("all.safetensors");
+    let mut tensors = combined_parts(TINY_2_5, &[Component::Transformer]);
+    tensors.remove("model.diffusion_model.keyframes_abs_pos_embedding").expect("the embedding");
+    write(&file, &tensors, Some(&header_2_5()));
+    let model = file.to_str().expect("UTF-8");
+    let said: Value = serde_json::from_slice(&check(&[model, "--json"]).stdout).expect("JSON");
+    assert_eq!((&said["version"], &said["parts"]["transformer"]["state"]), (&"2.5".into(), &"ok".into()), "{said}");
+    let notes = said["unverified"].to_string();
+    assert!(notes.contains("all.safetensors: no `keyframes_abs_pos_embedding`"), "{notes}");
+    // Another that is missing is a fault.
+    tensors.remove("model.diffusion_model.proj_out.weight").expect("a weight");
+    write(&file, &tensors, Some(&header_2_5()));
+    let said: Value = serde_json::from_slice(&check(&[model, "--json"]).stdout).expect("JSON");
+    assert_eq!(said["parts"]["transformer"]["missing"], serde_json::json!(["proj_out.weight"]));
+}
+
 /// The decoder of `auto` follows from which decoders are present; a damaged one is not replaced, by `check` or by a run.
 #[needs(nothing)]
 fn check_and_dry_run_agree_on_automatic_choices() {
