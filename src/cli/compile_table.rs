@@ -65,11 +65,16 @@ pub(super) fn table(f: &CompileReport) -> String {
     let overlapped = c.list.iter().filter(|e| e.overlapped).map(|e| e.step_bytes()).sum();
     let all = moved(c.list.iter().map(|e| e.runs()).sum(), [c.per_step_bytes, c.per_step_wire_bytes, overlapped]);
     line("per step", format!("{}; {all}", work(f.flops, f.bytes_accessed)));
-    if let Some(p) = &f.predicted_ms {
+    if let Some(p) = f.all_blocks() {
+        let by = if f.needed.layers > f.layers {
+            format!(" of {} blocks by {} compiled", f.needed.layers, f.layers)
+        } else {
+            String::new()
+        };
         line(
             "predicted",
             format!(
-                "{:.1} ms per step: compute {:.1}, memory {:.1}, links {:.1}",
+                "{:.1} ms per step{by}: compute {:.1}, memory {:.1}, links {:.1}",
                 p.step, p.compute, p.memory, p.collective
             ),
         );
