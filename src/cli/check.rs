@@ -12,7 +12,7 @@ use crate::models::ConfigError;
 use crate::models::upsampler::Upsampling;
 use crate::pipeline::PipelineError;
 use crate::pipeline::configs::ModelConfigs;
-use crate::pipeline::layouts::{Devices, faster, ranking};
+use crate::pipeline::layouts::{Comparison, Devices, compare, ranking};
 use crate::pipeline::model::Component;
 use crate::pipeline::one_line as error_line;
 use crate::pipeline::options::GenerateOptions;
@@ -318,7 +318,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             all["request"] = serde_json::json!({"ready": error.is_none(), "error": error});
         }
         if let Some(layouts) = &layouts {
-            all["layouts"] = serde_json::json!({"auto": layouts.auto, "faster": layouts.faster});
+            let Layouts { auto, faster, lacking } = layouts;
+            all["layouts"] = serde_json::json!({"auto": auto, "faster": faster, "lacking": lacking});
         }
         print(&format!("{}\n", serde_json::to_string_pretty(&all)?))?;
     } else {
@@ -330,7 +331,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             lines.push(format!("two_stage.upsample: {}", upsamplings.join(", ")));
         }
         lines.extend(newest.iter().flat_map(Newest::lines));
-        lines.extend(layouts.into_iter().flat_map(|layouts| [Some(layouts.auto), layouts.faster]).flatten());
+        if let Some(Layouts { auto, faster, lacking }) = layouts {
+            lines.extend([auto].into_iter().chain(faster).chain(lacking));
+        }
         lines.extend(unverified.iter().map(|line| format!("warning: {line}")));
         lines.extend(request.iter().filter(|verdict| verdict.is_ok()).map(|_| "the request: ready".to_string()));
         print(&(lines.join("\n") + "\n"))?;
@@ -346,10 +349,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     }
 }
 
-/// Choice of `layout: auto` on a target, and a layout that is faster than the configuration's.
+/// Choice of `layout: auto` on a target, a layout that is faster than the configuration's, and rules that it lacks.
 struct Layouts {
     auto: String,
     faster: Option<String>,
+    lacking: Vec<String>,
 }
 
 fn layouts(args: &Args, name: &str) -> anyhow::Result<Layouts> {
@@ -360,8 +364,12 @@ fn layouts(args: &Args, name: &str) -> anyhow::Result<Layouts> {
     let devices = Devices { toolchain: &toolchain, count, capacity, chip: chip.as_ref() };
     let mesh = config.mesh.filter(|_| config.layout == AUTO);
     let auto = Config { layout: AUTO.into(), mesh, ..config.clone() };
-    let faster = if config.layout == AUTO { None } else { faster(&config, devices)? };
-    Ok(Layouts { auto: ranking(&auto, devices)?.decision(devices), faster })
+    let compared = if config.layout == AUTO { None } else { compare(&config, devices, None)? };
+    Ok(Layouts {
+        auto: ranking(&auto, devices)?.decision(devices),
+        faster: compared.as_ref().and_then(Comparison::faster),
+        lacking: compared.as_ref().map(Comparison::lacking).unwrap_or_default(),
+    })
 }
 
 fn examine(source: &Arc<ModelSource>, configs: &ModelConfigs, part: Component) -> Finding {

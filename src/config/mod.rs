@@ -45,6 +45,7 @@ pub use naming::{Job, output_paths};
 pub(crate) use over::RequestLayer;
 pub use overrides::{CliOverrides, Flag};
 pub use pipeline::Pipeline;
+pub(crate) use presets::is_shipped_layout;
 pub use presets::shipped_layouts;
 pub(crate) use references::{encoded_frames, mask_group};
 pub use schema::*;

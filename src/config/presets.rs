@@ -100,6 +100,11 @@ pub(crate) fn shipped_config(name: &str) -> Option<(&'static str, &'static str)>
     find(&CONFIGS, name.strip_prefix("configs/").unwrap_or(name))
 }
 
+/// Whether a layout is a shipped one, by its name or its path in the repository.
+pub(crate) fn is_shipped_layout(name: &str) -> bool {
+    shipped_layout(name).is_some()
+}
+
 /// The shipped layout of a name.
 pub(crate) fn shipped_layout(name: &str) -> Option<(&'static str, &'static str)> {
     find(&LAYOUTS, name.strip_prefix("shardings/").unwrap_or(name))

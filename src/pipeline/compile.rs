@@ -8,9 +8,9 @@ use std::time::Instant;
 
 use super::error::{PipelineError, Result};
 use super::executor::warn_refused;
-use super::programs::{ProgramKind, Programs};
+use super::programs::{ProgramKind, Programs, warn_once};
 use crate::analysis::{self, Module, Predicted, Report};
-use crate::config::{Config, shipped_layouts};
+use crate::config::{Config, is_shipped_layout, shipped_layouts};
 use crate::hlo::Mesh;
 use crate::media::write_atomically;
 use crate::models::Network;
@@ -160,8 +160,23 @@ pub fn compile(config: &Config, options: &CompileOptions) -> Result<Compilation>
     programs.check_headers(config, options.kind)?;
     let machine = if options.save.is_some() { options.target.open_present() } else { options.target.open() };
     let machine = machine.map_err(RuntimeError::from)?;
-    Job { config: &resolved(config, &machine)?, options, machine: &machine, compiles: true, refused: false }
-        .compilation(&programs)
+    let config = &resolved(config, &machine)?;
+    if tracing::enabled!(tracing::Level::WARN) {
+        warn_once(unmatched_patterns(config, &machine)?);
+    }
+    Job { config, options, machine: &machine, compiles: true, refused: false }.compilation(&programs)
+}
+
+/// Patterns of a configuration's layout that name no tensor of its programs, a line each; of a shipped layout none.
+///
+/// # Errors
+/// Errors of configuration, model or layout.
+pub(crate) fn unmatched_patterns(config: &Config, machine: &OpenTarget) -> Result<Vec<String>> {
+    if is_shipped_layout(&config.layout) {
+        return Ok(Vec::new());
+    }
+    let build = setup::build_for(config, machine.devices.len(), &machine.toolchain())?;
+    Programs::of(config, None)?.unmatched(&build)
 }
 
 /// Analysis of stored modules alone, see [`compile`]; nothing is compiled.

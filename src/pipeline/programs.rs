@@ -1,6 +1,7 @@
 //! The programs of a request, written without weights or a device: to compile them ahead of time and look at them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, PoisonError};
 
 use super::batch::{decoder_draws, draws, videos_at_once};
 use super::configs::ModelConfigs;
@@ -16,7 +17,7 @@ use crate::config::{Config, Job, Noise, WeightSource};
 use crate::hlo::Program;
 use crate::models::Network;
 use crate::models::upsampler::Upsampling;
-use crate::nn::Build;
+use crate::nn::{Build, Override};
 use crate::request::{self, ModelSizes, Request, Shapes};
 use crate::runtime::{device_bytes, noise};
 use crate::weights::{Component, WeightsError};
@@ -161,9 +162,28 @@ impl Programs {
         }
     }
 
-    /// Writes every program of a run, so that a layout that does not fit is found before anything has run.
+    /// Writes every program of a run, so that a layout that does not fit is found before anything has run. Warns of patterns of
+    /// the layout that name no tensor, once a process.
     pub(crate) fn check(&self, build: &Build) -> Result<()> {
-        self.kinds().try_for_each(|kind| self.network(kind, build).map(drop))
+        warn_once(self.unmatched(build)?);
+        Ok(())
+    }
+
+    /// Patterns of the layout that name no tensor of a run's programs, a line each; of one device, which has no layout, none.
+    ///
+    /// # Errors
+    /// A program that cannot be written.
+    pub(crate) fn unmatched(&self, build: &Build) -> Result<Vec<String>> {
+        let mut left: Vec<&Override> = build.layout.overrides.iter().filter(|_| !build.layout.is_single()).collect();
+        for kind in self.kinds() {
+            let network = self.network(kind, build)?;
+            left.retain(|pattern| !network.placements.iter().any(|placement| pattern.covers(&placement.tensor)));
+        }
+        let line = |pattern: &Override| {
+            let place = pattern.rules.first().map(|rule| format!("{}: ", rule.place)).unwrap_or_default();
+            format!("{place}tensors: \"{}\" names no tensor of this run; correct or remove it", pattern.pattern)
+        };
+        Ok(left.into_iter().map(line).collect())
     }
 
     /// Parameters of each component of a run, in bytes on a device: the transformer's twice where LoRAs give each pass its own,
@@ -232,7 +252,7 @@ impl Programs {
 
     /// Components that the programs read.
     #[cfg(test)]
-    fn components(&self) -> std::collections::BTreeSet<Component> {
+    fn components(&self) -> BTreeSet<Component> {
         self.kinds().map(|kind| kind.row().part).collect()
     }
 
@@ -294,6 +314,16 @@ impl Programs {
     }
 }
 
+/// Warns of each line once a process: a run is verified before its devices are opened, and again for those.
+pub(crate) fn warn_once(lines: Vec<String>) {
+    static WARNED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    for line in lines {
+        if WARNED.lock().unwrap_or_else(PoisonError::into_inner).insert(line.clone()) {
+            tracing::warn!("{line}");
+        }
+    }
+}
+
 /// Parameters of each component that programs read, in bytes on a device.
 pub(super) fn parameters<'a>(networks: impl IntoIterator<Item = &'a Network>) -> BTreeMap<&'static str, usize> {
     let mut each = BTreeMap::new();
@@ -309,6 +339,28 @@ pub(super) fn parameters<'a>(networks: impl IntoIterator<Item = &'a Network>) ->
 mod tests {
     use super::*;
     use crate::config::presets::CONFIGS;
+
+    #[test]
+    fn patterns_that_name_no_tensor_are_told() {
+        use crate::config::shipped_layouts;
+
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("own.yml");
+        let lines = |layout: &str, devices: usize| {
+            let config = Config::load("ltx2", [&*format!("layout={layout}"), "mesh.context=2"]).unwrap();
+            let build = crate::pipeline::setup::build(&config, devices, "cpu", "").unwrap();
+            Programs::of(&config, None).unwrap().unmatched(&build).unwrap()
+        };
+        for layout in shipped_layouts() {
+            assert_eq!(lines(layout, 2), Vec::<String>::new(), "{layout}");
+        }
+        let text =
+            "rules: {video_sequence: [context]}\ntensors:\n  \"*ff.hiden\": {mlp: []}\n  \"*.ff.net*\": {embed: []}\n";
+        std::fs::write(&path, text).unwrap();
+        let own = path.to_str().unwrap();
+        let told = format!("{own}:3: tensors: \"*ff.hiden\" names no tensor of this run; correct or remove it");
+        assert_eq!(lines(own, 2), [told]);
+    }
 
     /// What `check` and the fingerprint cover is decided without writing programs; it must not be less than they read.
     #[test]

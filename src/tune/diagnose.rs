@@ -11,10 +11,10 @@ use super::compiler::{CompileTask, Compiler, write_layout};
 use super::difference::{Difference, difference};
 use super::error::{Result, TuneError};
 use super::options::Options;
-use crate::config::{AUTO, CliOverrides, LayoutSource, load, read_layout_source};
-use crate::pipeline::compile::resolved;
-use crate::pipeline::layouts::mesh_name;
-use crate::pipeline::programs::ProgramKind;
+use crate::config::{AUTO, CliOverrides, Config, LayoutSource, load, read_layout_source};
+use crate::pipeline::compile::{resolved, unmatched_patterns};
+use crate::pipeline::layouts::{Comparison, Devices, compare, mesh_name, rules_text, with_rules};
+use crate::pipeline::programs::{ProgramKind, warn_once};
 use crate::runtime::Target;
 
 #[derive(Clone, Debug)]
@@ -76,6 +76,53 @@ impl Suggestion {
     }
 }
 
+/// Estimates of the layout and of shipped ones on the same devices, for the diagnosed program. Nothing is compiled for them.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub(crate) struct ShippedLayouts {
+    /// Estimated milliseconds of a step; received bytes where the chip is unknown.
+    pub(crate) estimate: f64,
+    /// Fastest shipped layout on any mesh of the devices.
+    pub(crate) fastest: EstimatedLayout,
+    /// Rules of shipped layouts that the layout lacks and that would make it faster, the best first.
+    pub(crate) additions: Vec<EstimatedLayout>,
+    /// All in words: a faster layout, and rules that are missing.
+    pub(crate) lines: Vec<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub(crate) struct EstimatedLayout {
+    /// Name of a shipped layout.
+    pub(crate) layout: String,
+    pub(crate) mesh: String,
+    /// Rules that are added to the diagnosed layout; empty of the shipped layout itself.
+    pub(crate) rules: Vec<String>,
+    /// Milliseconds of a step; received bytes where the chip is unknown.
+    pub(crate) estimate: f64,
+}
+
+impl From<&Comparison> for ShippedLayouts {
+    fn from(found: &Comparison) -> Self {
+        let best = found.fastest();
+        let additions = found.additions.iter().map(|a| EstimatedLayout {
+            layout: a.lacking.shipped.into(),
+            mesh: mesh_name(&a.estimate.mesh),
+            rules: a.lacking.rules.iter().map(ToString::to_string).collect(),
+            estimate: found.per_step(&a.estimate),
+        });
+        ShippedLayouts {
+            estimate: found.per_step(&found.own),
+            fastest: EstimatedLayout {
+                layout: best.layout.clone(),
+                mesh: mesh_name(&best.mesh),
+                rules: Vec::new(),
+                estimate: found.per_step(best),
+            },
+            additions: additions.collect(),
+            lines: found.lines(),
+        }
+    }
+}
+
 #[derive(Clone, Debug)]
 pub(crate) struct Diagnosis {
     /// Report of the unchanged program; rules name the requested layout file.
@@ -87,6 +134,8 @@ pub(crate) struct Diagnosis {
     /// Changes that are invalid, fail to compile or do not fit, with the reason.
     pub(crate) rejected: Vec<(String, String)>,
     pub(crate) not_compiled: Vec<String>,
+    /// `None`: the program or layout cannot be estimated.
+    pub(crate) shipped: Option<ShippedLayouts>,
 }
 
 /// Diagnoses a program. Layout files of the changes, modules and results are kept in `options.folder`.
@@ -120,7 +169,12 @@ pub(crate) fn diagnose(request: &DiagnoseRequest, options: &Options) -> Result<D
     let base = compiled.into_iter().next().expect("a result of each task");
     let unchanged = base.key;
     let base = base.report.ok_or_else(|| TuneError::Base(no_report(base.error)))?;
+    let machine = compiler.machine(&jobs.target).map_err(TuneError::Base)?;
+    warn_once(unmatched_patterns(&config, &machine)?);
+    let compared = compared(&config, request, &jobs.target);
     let mut all = candidates(&source, &base, MIN_GAIN);
+    all.extend(compared.iter().flat_map(|found| additions(found, &source, &base)));
+    all.sort_by(|a, b| b.bound.total_cmp(&a.bound));
     if let Some(number) = request.collective {
         if number == 0 || number > base.collectives.list.len() {
             let count = base.collectives.list.len();
@@ -129,7 +183,8 @@ pub(crate) fn diagnose(request: &DiagnoseRequest, options: &Options) -> Result<D
         all.retain(|c| c.collectives.contains(&(number - 1)));
     }
     let (suggestions, no_gain, rejected, not_compiled) = (vec![], vec![], vec![], vec![]);
-    let mut diagnosis = Diagnosis { base, suggestions, no_gain, rejected, not_compiled };
+    let shipped = compared.as_ref().map(ShippedLayouts::from);
+    let mut diagnosis = Diagnosis { base, suggestions, no_gain, rejected, not_compiled, shipped };
     let (mut chosen, mut tasks) = (Vec::new(), Vec::new());
     for candidate in all {
         let (_, path) = jobs.write(&candidate.layout)?;
@@ -165,6 +220,31 @@ pub(crate) fn diagnose(request: &DiagnoseRequest, options: &Options) -> Result<D
     name_as_asked(&mut diagnosis.base, &asked, &source);
     diagnosis.base.layout = config.layout;
     Ok(diagnosis)
+}
+
+/// The layout compared with the shipped ones by the diagnosed program; `None`: it cannot be estimated.
+fn compared(config: &Config, request: &DiagnoseRequest, target: &Target) -> Option<Comparison> {
+    let (toolchain, count, capacity) = target.described();
+    let chip = target.chip();
+    let devices = Devices { toolchain: &toolchain, count, capacity, chip: chip.as_ref() };
+    compare(config, devices, Some(request.program)).unwrap_or_else(|why| {
+        tracing::debug!("the layout is not compared with the shipped ones: {why}");
+        None
+    })
+}
+
+/// Rules that the layout lacks as candidates. Their bound is what they save by estimates, where these are times.
+fn additions(found: &Comparison, source: &LayoutSource, base: &CompileReport) -> Vec<Candidate> {
+    let worth = found.additions.iter().filter(|addition| found.is_timed() && addition.saved >= MIN_GAIN);
+    worth
+        .map(|addition| Candidate {
+            change: rules_text(&addition.lacking.rules),
+            layout: with_rules(source, &addition.lacking.rules),
+            bound: addition.saved * base.whole_cost(),
+            families: 1,
+            collectives: Vec::new(),
+        })
+        .collect()
 }
 
 fn suggestion(candidate: &Candidate, base: &CompileReport, f: &CompileReport) -> Suggestion {

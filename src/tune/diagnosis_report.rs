@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::compile_report::CollectiveEntry;
-use super::diagnose::{Diagnosis, Suggestion};
+use super::diagnose::{Diagnosis, ShippedLayouts, Suggestion};
 use crate::analysis::Predicted;
 
 /// Version of the report's form; it grows when a key is renamed, removed or given another meaning.
@@ -28,6 +28,8 @@ pub struct DiagnosisReport {
     per_layer_bytes: f64,
     /// Predicted milliseconds of a step of the compiled blocks, where the chip is known.
     predicted_ms: Option<Predicted>,
+    /// The same with all blocks, as the text and `advice` have it.
+    predicted_all_ms: Option<Predicted>,
     /// Collectives of the unchanged program.
     collectives: Vec<Numbered>,
     /// Compiled changes that gain, the largest gain first.
@@ -38,6 +40,8 @@ pub struct DiagnosisReport {
     refused: Vec<(String, String)>,
     /// Changes beyond the budget.
     not_compiled: Vec<String>,
+    /// Estimates of the layout and of the shipped ones on the same devices; null where it cannot be estimated.
+    shipped: Option<ShippedLayouts>,
 }
 
 /// Collective with its number in the table.
@@ -58,6 +62,7 @@ pub fn diagnosis_schema() -> &'static Value {
 impl From<Diagnosis> for DiagnosisReport {
     fn from(diagnosis: Diagnosis) -> Self {
         let base = diagnosis.base;
+        let predicted_all_ms = base.all_blocks();
         let numbered = (1..).zip(base.collectives.list);
         DiagnosisReport {
             version: VERSION,
@@ -66,11 +71,13 @@ impl From<Diagnosis> for DiagnosisReport {
             layers: base.layers,
             per_layer_bytes: base.collectives.per_layer_bytes,
             predicted_ms: base.predicted_ms,
+            predicted_all_ms,
             collectives: numbered.map(|(number, collective)| Numbered { number, collective }).collect(),
             advice: diagnosis.suggestions,
             no_gain: diagnosis.no_gain,
             refused: diagnosis.rejected,
             not_compiled: diagnosis.not_compiled,
+            shipped: diagnosis.shipped,
         }
     }
 }
@@ -79,7 +86,7 @@ impl From<Diagnosis> for DiagnosisReport {
 mod tests {
     use super::*;
     use crate::tune::compile_report::tests::{gather, report};
-    use crate::tune::diagnose::TradeOff;
+    use crate::tune::diagnose::{EstimatedLayout, TradeOff};
     use crate::tune::difference::{CollectiveDelta, Difference};
 
     #[test]
@@ -87,6 +94,12 @@ mod tests {
         let mut base = report("cpu:2");
         base.collectives.list = vec![gather("blocks/ff", None, 0.5), gather("blocks/attn1", None, 0.25)];
         let lost = vec![CollectiveDelta { kind: "all-gather".into(), what: "blocks/ff".into(), runs: 1.0, bytes: 1.0 }];
+        let of = |layout: &str, estimate| EstimatedLayout {
+            layout: layout.into(),
+            mesh: "context=2".into(),
+            rules: vec!["rules: mlp: [tensor]".into()],
+            estimate,
+        };
         let suggestion = Suggestion {
             change: "drop a rule".into(),
             trade_off: TradeOff::OtherCollectives,
@@ -103,6 +116,12 @@ mod tests {
             no_gain: vec![("another".into(), 0.0)],
             rejected: vec![("a third".into(), "does not fit".into())],
             not_compiled: vec!["a fourth".into()],
+            shipped: Some(ShippedLayouts {
+                estimate: 4.0,
+                fastest: of("ulysses", 1.0),
+                additions: vec![of("ring", 2.0)],
+                lines: vec!["a line".into()],
+            }),
         });
         let text = serde_json::to_string(&one).unwrap();
         assert_eq!(serde_json::from_str::<DiagnosisReport>(&text).unwrap(), one);

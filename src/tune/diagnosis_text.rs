@@ -30,6 +30,13 @@ pub(crate) fn diagnosis_text(diagnosis: &Diagnosis, only: Option<usize>) -> Stri
         base.collectives.per_layer_bytes / MB
     );
     out.push_str(&collectives(base, only));
+    if let Some(shipped) = &diagnosis.shipped {
+        let (unit, best) = (base.cost_unit(), &shipped.fastest);
+        let (own, fastest) = (unit.text(shipped.estimate), unit.text(best.estimate));
+        out.push_str("\nshipped layouts, estimated without compiling:\n");
+        let _ = writeln!(out, "fastest is {} ({}), {fastest} per step; this one takes {own}", best.layout, best.mesh);
+        shipped.lines.iter().for_each(|line| out += &format!("{line}\n"));
+    }
     out.push_str("\nsingle-rule changes, each compiled:\n");
     if diagnosis.suggestions.is_empty() {
         let _ = writeln!(out, "none gains {:.0} % of the step or more", MIN_GAIN * 100.0);
@@ -88,7 +95,7 @@ fn collectives(base: &CompileReport, only: Option<usize>) -> String {
     out
 }
 
-/// Suggestions of a diagnosis as lines of a Markdown list.
+/// Suggestions of a diagnosis, and what shipped layouts have that the layout lacks, as lines of a Markdown list.
 pub(super) fn suggestion_lines(diagnosis: &Diagnosis) -> Vec<String> {
     let unit = diagnosis.base.cost_unit();
     let line = |s: &Suggestion| {
@@ -96,7 +103,8 @@ pub(super) fn suggestion_lines(diagnosis: &Diagnosis) -> Vec<String> {
         let (gain, memory) = (-s.gain() * 100.0, s.difference.memory as f64 / GIB);
         format!("`{}`: {before} to {after} ({gain:+.1} %), {memory:+.2} GiB; {}", s.change, trade_off(s))
     };
-    diagnosis.suggestions.iter().map(line).collect()
+    let shipped = diagnosis.shipped.iter().flat_map(|shipped| shipped.lines.iter().cloned());
+    diagnosis.suggestions.iter().map(line).chain(shipped).collect()
 }
 
 fn trade_off(suggestion: &Suggestion) -> &'static str {

@@ -59,7 +59,7 @@ fn generate_says_what_auto_took_and_what_would_be_faster() {
 }
 
 #[needs(cpu)]
-fn check_names_a_layout_that_is_faster_by_a_twentieth() {
+fn check_names_a_layout_that_is_faster() {
     let check = |layout: &str, mesh: &str| {
         let mut command = support::ltx2();
         command.args(["check", "assets/nano", "-c", "nano_2_0", "--target", "cpu:4", "--json"]);

@@ -52,6 +52,12 @@ fn all() -> Vec<Planted> {
              tensors:\n  \"*attn1*\": {heads: [], embed: [tensor]}\n",
             "tensors: without \"*attn1*\"",
         ),
+        // Nothing shards the tokens: every device computes all of them.
+        of(
+            "tokens left out",
+            "mesh: {context: -1}\nrules:\n  height: [context]\ncontext_parallel: {kind: ulysses}\n",
+            "rules: video_sequence: [context]",
+        ),
         // And each head split, in place of heads over devices.
         of(
             "a head's width sharded in place of heads",
@@ -99,6 +105,9 @@ fn first(planted: &Planted, folder: &Path) -> String {
         "{}: the largest gain comes first: {gains:?}",
         planted.name
     );
+    let shipped = &answer["shipped"];
+    let [own, fastest] = [&shipped["estimate"], &shipped["fastest"]["estimate"]].map(|ms| ms.as_f64().expect("a cost"));
+    assert!(fastest < own && !shipped["lines"].as_array().expect("lines").is_empty(), "{}: {shipped}", planted.name);
     advice.first().map_or_else(|| format!("nothing: {answer}"), |a| a["change"].as_str().expect("a change").into())
 }
 
@@ -112,6 +121,12 @@ fn check(planted: &Planted) -> Option<String> {
 #[needs(cpu)]
 fn the_first_suggestion_names_a_rule_that_was_moved() {
     assert_eq!(check(&all()[2]), None);
+}
+
+#[needs(cpu)]
+fn the_first_suggestion_names_a_rule_that_is_missing() {
+    let planted = all().into_iter().find(|planted| planted.name == "tokens left out").expect("planted");
+    assert_eq!(check(&planted), None);
 }
 
 /// `layout: auto`, the default, is what it takes for the target's devices.

@@ -38,6 +38,17 @@ fn the_first_suggestion_names_what_was_planted() {
     assert!(longest < LONGEST, "{:.0} s", longest.as_secs_f64());
 }
 
+/// A shipped layout without the rule of its tokens.
+#[needs(cuda, full)]
+fn the_first_suggestion_is_the_rule_that_is_missing() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let text = std::fs::read_to_string("shardings/ulysses.yml").expect("a layout");
+    let kept: Vec<&str> = text.lines().filter(|line| !line.starts_with("  video_sequence:")).collect();
+    let path = folder.path().join("layout.yml");
+    std::fs::write(&path, kept.join("\n") + "\n").expect("writes");
+    first_suggestions("ltx2", &[(path.to_str().expect("UTF-8"), "context=2", "rules: video_sequence: [context]")]);
+}
+
 /// Of its layouts that are kept for their waste this one's is not hidden behind four branches' matmuls.
 #[needs(cuda, full)]
 fn of_ltx2_5_too() {

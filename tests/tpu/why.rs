@@ -100,6 +100,25 @@ fn the_first_advice_is_the_published_change() {
     assert_eq!(free["change"], "tensors: without \"*.attn1.keys\"");
 }
 
+/// A shipped layout without a rule: what is missing comes first, and the fastest shipped layout is named.
+#[needs(tpu, full)]
+fn the_first_advice_is_the_rule_that_is_missing() {
+    let dir = tempfile::tempdir().expect("a folder");
+    for (name, removed, added) in [
+        ("ulysses", "  video_sequence:", "rules: video_sequence: [context]"),
+        ("tensor", "  mlp:", "rules: mlp: [tensor]"),
+    ] {
+        let text = std::fs::read_to_string(format!("shardings/{name}.yml")).expect("a layout");
+        let kept: Vec<&str> = text.lines().filter(|line| !line.starts_with(removed)).collect();
+        let path = dir.path().join(format!("{name}.yml"));
+        std::fs::write(&path, kept.join("\n") + "\n").expect("writes");
+        let answer = asked(path.to_str().expect("UTF-8"), &["--target", "tpu:v5p:2x2x1"]);
+        assert_eq!(best(&answer).0, added, "{name}");
+        let lines = answer["shipped"]["lines"].to_string();
+        assert!(lines.contains(" would save ") && lines.contains(&format!(" lacks `{added}` of ")), "{name}: {lines}");
+    }
+}
+
 /// Shipped layouts need no change: none gains more than 1 %, or it leads to another shipped layout.
 #[needs(tpu, full)]
 fn advice_on_a_shipped_layout_is_a_shipped_layout() {

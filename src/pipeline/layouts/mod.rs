@@ -7,13 +7,17 @@ mod bound;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod compiled;
+mod compare;
 mod estimate;
+mod missing;
 mod space;
 mod time;
 
 pub(crate) use bound::needed;
 pub use bound::{Bound, bound};
+pub(crate) use compare::{Comparison, compare};
 pub(crate) use estimate::{Devices, Estimate, Estimator};
+pub(crate) use missing::{rules_text, with_rules};
 pub(crate) use space::{Extent, composed, mesh_name, meshes};
 pub use space::{Point, placed};
 
@@ -33,9 +37,6 @@ pub(crate) struct Ranking {
     /// Steps of all passes, times the videos.
     steps: usize,
 }
-
-/// Fraction of the time that a faster layout must save to be named.
-const WORTH_NAMING: f64 = 0.05;
 
 /// FLOPs of a device beyond which a layout repeats work, in those of the layout with the fewest.
 const REPEATED: f64 = 1.25;
@@ -137,12 +138,17 @@ pub fn candidates(config: &Config, machine: &OpenTarget) -> Result<Candidates> {
 impl Ranking {
     /// An estimate in words, e.g. `cfg (cfg=2), 310.5 ms a step`.
     fn said(&self, e: &Estimate) -> String {
+        let fits = if e.fits { "" } else { ", does not fit" };
+        format!("{} ({}), {}{fits}", e.layout, mesh_name(&e.mesh), self.figure(e))
+    }
+
+    /// An estimate's cost, e.g. `310.5 ms a step`.
+    fn figure(&self, e: &Estimate) -> String {
         let each = e.cost / self.steps.max(1) as f64;
         let (figure, unit) = if self.timed { (each, "ms") } else { (each / 1e6, "MB received") };
         // Those of small models too tell layouts apart.
         let digits = if figure < 1.0 { 4 } else { 1 };
-        let fits = if e.fits { "" } else { ", does not fit" };
-        format!("{} ({}), {figure:.digits$} {unit} a step{fits}", e.layout, mesh_name(&e.mesh))
+        format!("{figure:.digits$} {unit} a step")
     }
 
     /// The first and the next, in a line.
@@ -153,8 +159,8 @@ impl Ranking {
     }
 }
 
-/// The configuration with `layout: auto` decided for the devices that are there. With a layout of its own, a faster one is
-/// named in the log.
+/// The configuration with `layout: auto` decided for the devices that are there. With a layout of its own, the log of -v names
+/// a faster one, and rules that it lacks.
 ///
 /// # Errors
 /// A configuration whose programs cannot be written; a mesh that no shipped layout uses.
@@ -162,9 +168,9 @@ pub(crate) fn resolve(config: &Config, devices: Devices) -> Result<Config> {
     if config.layout != AUTO {
         if devices.count > 1 && tracing::enabled!(tracing::Level::DEBUG) {
             // A hint: what cannot be estimated is no fault of the run.
-            match faster(config, devices) {
-                Ok(line) => line.iter().for_each(|line| tracing::debug!("{line}")),
-                Err(why) => tracing::debug!("no faster layout is looked for: {why}"),
+            match compare(config, devices, None) {
+                Ok(found) => found.iter().flat_map(Comparison::lines).for_each(|line| tracing::debug!("{line}")),
+                Err(why) => tracing::debug!("the layout is not compared with the shipped ones: {why}"),
             }
         }
         return Ok(config.clone());
@@ -177,33 +183,6 @@ pub(crate) fn resolve(config: &Config, devices: Devices) -> Result<Config> {
     tracing::info!("{}", ranking.decision(devices));
     let mesh = config.mesh.or(Some(space::file_mesh(&first.mesh)));
     Ok(Config { layout: first.layout.clone(), mesh, ..config.clone() })
-}
-
-/// A shipped layout that should save more than a twentieth of the steps' time against the configuration's, in words.
-///
-/// # Errors
-/// A configuration whose programs cannot be written.
-pub(crate) fn faster(config: &Config, devices: Devices) -> Result<Option<String>> {
-    let source = read_layout_source(&config.layout)?;
-    let mesh = resolve_mesh(config.mesh.as_ref().unwrap_or(&source.file.mesh), devices.count)?;
-    let Some(point) = placed(config.layout.clone(), None, &source, &mesh) else { return Ok(None) };
-    let estimator = Estimator::new(config, devices, None)?;
-    let Ok((own, _)) = estimator.estimate(&point) else { return Ok(None) };
-    let ranking = ranking_by(&estimator, config, None)?;
-    let best = &ranking.first;
-    // Of an unknown chip costs are bytes, which say nothing of repeated work.
-    let repeated = (!ranking.timed && own.flops > REPEATED * best.flops).then(|| 1.0 - best.flops / own.flops);
-    let of_cost = saved(own.cost, best.cost).map(|saved| (saved, ""));
-    let saved = of_cost.or_else(|| repeated.map(|saved| (saved, " of the work")));
-    Ok(saved.filter(|_| best.fits).map(|(saved, of)| {
-        let (own, best) = (ranking.said(&own), ranking.said(best));
-        format!("layout {own} predicted; {best} would save {:.0} %{of}", saved * 100.0)
-    }))
-}
-
-/// Fraction of its own cost that a layout would save by the best; none where that is not worth naming.
-fn saved(own: f64, best: f64) -> Option<f64> {
-    (own > 0.0).then(|| 1.0 - best / own).filter(|saved| *saved > WORTH_NAMING)
 }
 
 #[cfg(test)]
@@ -452,25 +431,5 @@ mod tests {
         assert_eq!(mesh, "cfg=2,context=2", "{line}");
         let (layout, _, line) = first(&[], "cuda", "NVIDIA X1", 2);
         assert!(layout == "cfg" && line.contains("MB received"), "{line}");
-    }
-
-    #[test]
-    fn more_than_five_percent_are_worth_naming() {
-        assert_eq!(
-            [(100.0, 95.1), (100.0, 100.0), (100.0, 120.0), (0.0, 0.0)].map(|(own, best)| saved(own, best)),
-            [None; 4]
-        );
-        assert!(saved(100.0, 94.9).is_some_and(|saved| (saved - 0.051).abs() < 1e-9));
-    }
-
-    #[test]
-    fn a_faster_layout_is_named_and_a_fast_one_is_not() {
-        let line = |layout: &str| {
-            let (config, toolchain, chip, count) = ranked(&[&format!("layout={layout}")], "cuda", "NVIDIA H200", 2);
-            faster(&config, Devices { toolchain: &toolchain, count, capacity: None, chip }).unwrap()
-        };
-        let slow = line("tensor").unwrap();
-        assert!(slow.starts_with("layout tensor (tensor=2), ") && slow.contains("; cfg (cfg=2), "), "{slow}");
-        assert_eq!(line("cfg"), None);
     }
 }

@@ -96,17 +96,20 @@ pub fn placed(label: String, named: Option<String>, source: &LayoutSource, mesh:
     if !mesh.axes.iter().all(|(axis, _)| used.contains(axis.as_str())) {
         return None;
     }
-    let e = &source.file.context_parallel;
-    if e.kind == ContextParallelKind::Hybrid {
-        let tokens = source.rules.iter().find(|r| r.axis == Axis::VideoSequence);
-        let own = tokens.into_iter().flat_map(|r| &r.mesh_axes).filter_map(|a| mesh.size(a)).product::<usize>();
-        if own > 1 && !own.is_multiple_of(e.ulysses.unwrap_or(1)) {
-            return None;
-        }
+    if !has_groups(source, mesh) {
+        return None;
     }
     let mut source = source.clone();
     source.file.mesh = file_mesh(mesh);
     Some(Point { label, named, source, mesh: mesh.clone() })
+}
+
+/// Whether the devices of a sequence divide into the groups of the layout's attention.
+pub(super) fn has_groups(source: &LayoutSource, mesh: &hlo::Mesh) -> bool {
+    let e = &source.file.context_parallel;
+    let tokens = source.rules.iter().find(|r| r.axis == Axis::VideoSequence);
+    let own = tokens.into_iter().flat_map(|r| &r.mesh_axes).filter_map(|a| mesh.size(a)).product::<usize>();
+    e.kind != ContextParallelKind::Hybrid || own == 1 || own.is_multiple_of(e.ulysses.unwrap_or(1))
 }
 
 /// Layouts for a mesh, composed of the shipped layouts' rules: branches over `cfg`, tokens over `context`, heads and MLP

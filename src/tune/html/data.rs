@@ -126,6 +126,8 @@ struct Changes<'a> {
     no_gain: Vec<NoGain<'a>>,
     rejected: Vec<Rejected<'a>>,
     not_compiled: &'a [String],
+    /// What estimates say of shipped layouts.
+    shipped: &'a [String],
 }
 
 #[derive(Serialize)]
@@ -158,6 +160,7 @@ impl<'a> Changes<'a> {
             no_gain: d.no_gain.iter().map(|(change, gain)| NoGain { change, gain: *gain }).collect(),
             rejected: d.rejected.iter().map(|(change, reason)| Rejected { change, reason }).collect(),
             not_compiled: &d.not_compiled,
+            shipped: d.shipped.as_ref().map_or(&[], |shipped| &shipped.lines),
         }
     }
 }

@@ -160,6 +160,7 @@ fn diagnosis(row: &CaseResult) -> GroupDiagnosis {
         no_gain: vec![("rules: heads: context".into(), -0.042)],
         rejected: vec![("storage: embed: none".into(), "does not fit into device memory".into())],
         not_compiled: vec!["tensors: transformer.*norm*: none".into()],
+        shipped: None,
     };
     GroupDiagnosis { label: row.label.clone(), result: Ok(diagnosis) }
 }

@@ -53,7 +53,8 @@ function suggestions(group, number) {
   if (found.suggestions.length) box.append(make("ol", null, ...found.suggestions.map((s, n) => suggestion(s, n, found, number))));
   else box.append(make("p", null, `No single-rule change gains ${percent(found.min_gain, 0)} of the step or more.`));
   const rest = [...found.no_gain.map((c) => [c.change, `no gain: ${percent(-c.gain)}`.replace("-", "−")]),
-    ...found.rejected.map((c) => [c.change, `rejected: ${c.reason}`]), ...found.not_compiled.map((change) => [change, "not compiled"])];
+    ...found.rejected.map((c) => [c.change, `rejected: ${c.reason}`]), ...found.not_compiled.map((change) => [change, "not compiled"]),
+    ...found.shipped.map((line) => [line, "estimated"])];
   if (rest.length) {
     box.append(make("details", null, make("summary", null, `Other changes: ${rest.length}`), table(["change", "result"], rest, "Other changes")));
   }
