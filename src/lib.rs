@@ -42,6 +42,7 @@ pub mod av;
 mod contained;
 mod defaults;
 pub(crate) mod failpoint;
+mod foreign;
 mod host;
 pub mod tensor;
 pub mod threads;

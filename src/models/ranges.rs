@@ -274,30 +274,35 @@ fn out_of_range(component: &'static str, key: &str, value: impl ToString, range:
     ConfigError::OutOfRange { component, key: key.into(), value: value.to_string(), range }
 }
 
+/// Asserts that each key of `T` that takes a number, or a list of some, has a range.
+#[cfg(test)]
+pub(crate) fn assert_covers<T: serde::de::DeserializeOwned>(component: &str) {
+    let takes = |key: &str, value: Value| serde_json::from_value::<T>(serde_json::json!({key: value})).is_ok();
+    let mut numbers = 0;
+    for key in super::config_keys::keys::<T>() {
+        let probes = [
+            serde_json::json!(3),
+            serde_json::json!(0.5),
+            serde_json::json!([3]),
+            serde_json::json!([3, 3, 3]),
+            serde_json::json!([[3]]),
+            serde_json::json!([[3, 3, 3]]),
+        ];
+        if probes.into_iter().any(|probe| takes(key, probe)) && !takes(key, serde_json::json!("3")) {
+            numbers += 1;
+            assert!(range_of(rows(component), key).is_some(), "{component}: {key} has no range");
+        }
+    }
+    assert!(numbers > 2, "{component}: {numbers} numbers");
+}
+
 #[cfg(test)]
 mod tests {
-    use serde::de::DeserializeOwned;
     use serde_json::json;
 
     use super::*;
-    use crate::models::config_keys::keys;
     use crate::models::transformer::TransformerConfig;
     use crate::models::{audio_vae, connectors, diffusion_decoder, duration_head, gemma3, gemma4, upsampler, vocoder};
-    use crate::sampling::sigmas::FlowMatch;
-
-    /// Asserts that each key of `T` that takes a number, or a list of some, has a range.
-    fn assert_covers<T: DeserializeOwned>(component: &str) {
-        let takes = |key: &str, value: Value| serde_json::from_value::<T>(json!({key: value})).is_ok();
-        let mut numbers = 0;
-        for key in keys::<T>() {
-            let probes = [json!(3), json!(0.5), json!([3]), json!([3, 3, 3]), json!([[3]]), json!([[3, 3, 3]])];
-            if probes.into_iter().any(|probe| takes(key, probe)) && !takes(key, json!("3")) {
-                numbers += 1;
-                assert!(range_of(rows(component), key).is_some(), "{component}: {key} has no range");
-            }
-        }
-        assert!(numbers > 2, "{component}: {numbers} numbers");
-    }
 
     #[test]
     fn every_number_that_is_read_has_a_range() {
@@ -311,7 +316,6 @@ mod tests {
         assert_covers::<upsampler::config::UpsamplerConfigFile>("latent_upsampler");
         assert_covers::<diffusion_decoder::config::DiffusionDecoderFile>("diffusion_decoder");
         assert_covers::<duration_head::config::DurationHeadFile>("duration_head");
-        assert_covers::<FlowMatch>("scheduler");
     }
 
     #[test]

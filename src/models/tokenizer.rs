@@ -10,6 +10,7 @@ use serde_json::{Map, Value, json};
 use self::bytes::byte_tokenizer;
 pub(crate) use self::bytes::write_byte_tokenizer;
 use crate::contained::contained;
+use crate::foreign;
 
 const MODEL_FILE: &str = "tokenizer.json";
 const CONFIG_FILE: &str = "tokenizer_config.json";
@@ -212,7 +213,7 @@ fn encode(inner: &tokenizers::Tokenizer, text: &str, add: bool) -> Result<tokeni
 fn model(file: &Path, text: &[u8]) -> Result<tokenizers::Tokenizer, TokenizerError> {
     let fail = |why: String| TokenizerError::Content { file: file.to_path_buf(), why };
     let read = contained(|| tokenizers::Tokenizer::from_bytes(text).map_err(|e| e.to_string()));
-    let mut inner = read.map_err(|e| fail(format!("not a tokenizer: {e}")))?;
+    let mut inner = read.map_err(|e| fail(format!("not a tokenizer: {}", reason(text, e))))?;
     // Length is dealt with here: settings stored in the file would cut and pad before BOS is added.
     inner.with_padding(None);
     inner.with_truncation(None).map_err(|e| fail(e.to_string()))?;
@@ -234,10 +235,17 @@ fn object(file: &Path) -> Result<Value, TokenizerError> {
     parse(file, &text)
 }
 
+/// What a file is that cannot be read, or else what its reader says.
+fn reason(text: &[u8], error: impl std::fmt::Display) -> String {
+    foreign::kind_beside_json(text).map_or_else(|| error.to_string(), |kind| format!("it is {kind}"))
+}
+
 /// The object that a file's text is.
 fn parse(file: &Path, text: &[u8]) -> Result<Value, TokenizerError> {
-    let map: Map<String, Value> = serde_json::from_slice(text)
-        .map_err(|e| TokenizerError::Content { file: file.to_path_buf(), why: format!("not a JSON object: {e}") })?;
+    let map: Map<String, Value> = serde_json::from_slice(text).map_err(|e| TokenizerError::Content {
+        file: file.to_path_buf(),
+        why: format!("not a JSON object: {}", reason(text, e)),
+    })?;
     Ok(map.into())
 }
 
@@ -299,6 +307,15 @@ mod tests {
                 assert_eq!((got.mask, got.cut), (mask, case.cut), "{name}");
             }
         }
+    }
+
+    #[test]
+    fn a_pointer_in_place_of_a_tokenizer_is_named() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 33384568\n";
+        std::fs::write(folder.path().join(MODEL_FILE), pointer).expect("written");
+        let error = Tokenizer::open(folder.path(), &RULES).expect_err("a pointer").to_string();
+        assert!(error.contains("tokenizer.json: not a tokenizer: it is a git-LFS pointer"), "{error}");
     }
 
     #[derive(Deserialize)]

@@ -332,6 +332,14 @@ mod tests {
     }
 
     #[test]
+    fn numbers_of_the_file_have_ranges() {
+        ranges::assert_covers::<FlowMatch>("scheduler");
+        let error = config(r#"{"max_image_seq_len": 0}"#).expect_err("no tokens").to_string();
+        let said = "max_image_seq_len = 0 is out of range: it must be 1 to 2147483648";
+        assert_eq!(error, format!("scheduler/scheduler_config.json: {said}"));
+    }
+
+    #[test]
     fn unsupported_configurations_are_named() {
         let message = |text| config(text).expect_err("unsupported").to_string();
         let file = "scheduler/scheduler_config.json: ";

@@ -165,13 +165,15 @@ pub(crate) fn diagnose(request: &DiagnoseRequest, options: &Options) -> Result<D
     let (source, path) = jobs.write(&asked)?;
     let task = jobs.task(&path, &config.layout);
     let compiled = compiler.compile(std::slice::from_ref(&task), &[None], request.timeout)?;
-    let no_report = |error: Option<String>| error.unwrap_or_else(|| "the compiler returned no report".into());
     let base = compiled.into_iter().next().expect("a result of each task");
     let unchanged = base.key;
-    let base = base.report.ok_or_else(|| TuneError::Base(no_report(base.error)))?;
+    let compared = compared(&config, request, &jobs.target);
+    let base = base.report.ok_or_else(|| {
+        let faster = compared.as_ref().and_then(Comparison::faster);
+        TuneError::Base([no_report(base.error)].into_iter().chain(faster).collect::<Vec<_>>().join("; "))
+    })?;
     let machine = compiler.machine(&jobs.target).map_err(TuneError::Base)?;
     warn_once(unmatched_patterns(&config, &machine)?);
-    let compared = compared(&config, request, &jobs.target);
     let mut all = candidates(&source, &base, MIN_GAIN);
     all.extend(compared.iter().flat_map(|found| additions(found, &source, &base)));
     all.sort_by(|a, b| b.bound.total_cmp(&a.bound));
@@ -220,6 +222,10 @@ pub(crate) fn diagnose(request: &DiagnoseRequest, options: &Options) -> Result<D
     name_as_asked(&mut diagnosis.base, &asked, &source);
     diagnosis.base.layout = config.layout;
     Ok(diagnosis)
+}
+
+fn no_report(error: Option<String>) -> String {
+    error.unwrap_or_else(|| "the compiler returned no report".into())
 }
 
 /// The layout compared with the shipped ones by the diagnosed program; `None`: it cannot be estimated.

@@ -13,12 +13,12 @@ use safetensors::tensor::Metadata;
 use serde_json::Value;
 
 use super::error::{Misscaled, WeightsError};
+use crate::foreign;
 use crate::hlo::DType;
 use crate::tensor::Tensor;
 
 mod e5m2;
 mod find;
-mod foreign;
 mod rows;
 mod stored;
 mod torchao;

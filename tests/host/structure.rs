@@ -20,7 +20,7 @@ const LAYERS: &[&[&str]] = &[
     &["nn"],
     &["kernels"],
     &["tensor"],
-    &["av", "contained", "defaults", "failpoint", "host", "threads"],
+    &["av", "contained", "defaults", "failpoint", "foreign", "host", "threads"],
 ];
 
 fn sources(dir: &Path) -> Vec<PathBuf> {

@@ -119,6 +119,19 @@ fn the_first_advice_is_the_rule_that_is_missing() {
     }
 }
 
+/// A layout that leaves devices unused is no program of theirs; a faster one is named.
+#[needs(tpu)]
+fn a_faster_layout_is_named_where_devices_are_unused() {
+    let mut command = support::ltx2();
+    command.args(["why", "-c", "ltx2", "--layout", "replicated", "--target", "tpu:v5p:2x2x1", "-o"]);
+    let out = command.arg(folder()).output().expect("runs");
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(
+        !out.status.success() && said.contains("uses 1 of the 4 devices") && said.contains(" would save "),
+        "{said}"
+    );
+}
+
 /// Shipped layouts need no change: none gains more than 1 %, or it leads to another shipped layout.
 #[needs(tpu, full)]
 fn advice_on_a_shipped_layout_is_a_shipped_layout() {

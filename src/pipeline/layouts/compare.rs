@@ -91,21 +91,29 @@ fn compare_source(
     Ok(Some(Comparison { own, ranking: ranking.clone(), additions, nearest }))
 }
 
+/// Fraction of a number that a smaller one saves.
+fn part_saved(own: f64, other: f64) -> f64 {
+    if own > 0.0 { 1.0 - other / own } else { 0.0 }
+}
+
 impl Ranking {
-    /// Fraction of the time that `other` saves of `own`'s; of an unknown chip, of the work where `own` repeats much of it, as
-    /// received bytes say nothing of repeated work.
+    /// Fraction of the time that `other` saves of `own`'s, or of the work.
     fn saved(&self, own: &Estimate, other: &Estimate) -> f64 {
-        let part = |own: f64, other: f64| if own > 0.0 { 1.0 - other / own } else { 0.0 };
-        match !self.timed && own.flops > REPEATED * other.flops {
-            true => part(own.flops, other.flops),
-            false => part(own.cost, other.cost),
+        match self.saves_work(own, other) {
+            true => part_saved(own.flops, other.flops),
+            false => part_saved(own.cost, other.cost),
         }
+    }
+
+    /// Whether `other` saves work that `own` repeats, and no bytes: of an unknown chip costs are bytes, which say nothing of it.
+    fn saves_work(&self, own: &Estimate, other: &Estimate) -> bool {
+        let saves_bytes = part_saved(own.cost, other.cost) > WORTH_NAMING;
+        !self.timed && !saves_bytes && own.flops > REPEATED * other.flops
     }
 
     /// What is saved, in words.
     fn saved_text(&self, own: &Estimate, other: &Estimate, saved: f64) -> String {
-        let of = if !self.timed && own.flops > REPEATED * other.flops { " of the work" } else { "" };
-        format!("{:.0} %{of}", saved * 100.0)
+        format!("{:.0} %{}", saved * 100.0, if self.saves_work(own, other) { " of the work" } else { "" })
     }
 }
 

@@ -1,7 +1,7 @@
 //! Files that are something else than what their names say: what each is, and what to do about it.
 
 /// Number of bytes at the beginning of a file that tell.
-pub(super) const TELLING: usize = 512;
+pub(crate) const TELLING: usize = 512;
 
 /// Beginnings of files that are neither safetensors nor JSON.
 const BEGINNINGS: [(&[u8], &str); 10] = [
@@ -26,8 +26,8 @@ const PAGE: &str = "an HTML page, such as that of a login or an error, in place 
 const JSON: &str = "JSON; give the safetensors file, or the folder that holds both";
 const ZEROS: &str = "nothing but zeros at its beginning, as unfinished downloads have; download it again";
 
-/// What a file is by its first bytes, where that is known, with what to do about it. Of a file that is read as safetensors.
-pub(super) fn kind(start: &[u8]) -> Option<&'static str> {
+/// What a file that is read as safetensors is by its first bytes, where that is known, with what to do about it.
+pub(crate) fn kind(start: &[u8]) -> Option<&'static str> {
     let text = start.trim_ascii_start();
     match text.first() {
         Some(b'{' | b'[') => Some(JSON),
@@ -36,8 +36,8 @@ pub(super) fn kind(start: &[u8]) -> Option<&'static str> {
     }
 }
 
-/// The same of a file that is read as JSON.
-pub(super) fn kind_beside_json(start: &[u8]) -> Option<&'static str> {
+/// What a file that is read as JSON is by its first bytes, where that is known, with what to do about it.
+pub(crate) fn kind_beside_json(start: &[u8]) -> Option<&'static str> {
     if let Some((_, kind)) = BEGINNINGS.iter().find(|(beginning, _)| start.starts_with(beginning)) {
         return Some(kind);
     }
