@@ -297,7 +297,7 @@ mod tests {
         assert!(search.found.is_empty());
         assert_eq!(
             search.not_found().to_string(),
-            "no cpu plugin found; searched /no/such/cpu.so; `ltx2 plugin install cpu` fetches it, \
+            "no cpu plugin found in /no/such/cpu.so; `ltx2 plugin install cpu` fetches it, \
              LTX2_PJRT_PLUGIN=FILE.so names one"
         );
     }
