@@ -4,10 +4,10 @@
 //! milliseconds each; nothing is kept, so a changed model of the chip is followed at once.
 
 mod bound;
+mod compare;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod compiled;
-mod compare;
 mod estimate;
 mod missing;
 mod space;
