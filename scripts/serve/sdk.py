@@ -296,15 +296,20 @@ def repeated_creates_are_one(wire):
 
 
 def videos_are_edited_and_extended(wire):
-    """edit, extend: the client's forms with a file; by id in extra requests of JSON"""
+    """edit, extend: the client's own arguments are enough; frames are those that were told; a span in extra_body"""
     source = wire.finish(wire.create(extra={"seed": 34, "num_frames": 17}))
     mp4 = wire.client.videos.download_content(source.id).content
-    given, more = ("a.mp4", mp4, "video/mp4"), {"steps": STEPS, "overlap": 9}
-    longer = wire.client.videos.extend(prompt="it goes on", seconds="1", video=given, extra_body=more)
+    given = ("a.mp4", mp4, "video/mp4")
+    longer = wire.client.videos.extend(prompt="it goes on", seconds="1", video=given, extra_body={"steps": STEPS, "overlap": 9})
     fields, _ = wire.sent("/extensions")
     equal([(name, kind) for name, filename, kind, _ in fields if filename], [("video", "video/mp4")], "the video's part")
     done = wire.finish(longer)
-    assert done.model_extra["num_frames"] > 17, done
+    equal((longer.model_extra["num_frames"], done.model_extra["num_frames"]), (17 + 24, 17 + 24), "frames when accepted and when done")
+    for video in (given, {"id": source.id}):
+        edit = wire.client.videos.edit(prompt="it turns green", video=video)
+        done = wire.finish(edit)
+        equal((edit.model_extra["num_frames"], done.model_extra["num_frames"]), (17, 17), "frames of an edited video")
+        assert any("no span" in warning for warning in done.model_extra["warnings"]), done.model_extra["warnings"]
     edit = wire.client.videos.edit(
         prompt="it turns green", video=("a.mp4", mp4, "video/mp4"), extra_body={"steps": STEPS, "start": 0.3, "end": 0.7}
     )

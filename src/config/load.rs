@@ -68,6 +68,11 @@ impl Loaded {
         self.preset
     }
 
+    /// Whether models of this generation may have a second decoder of the video.
+    pub(crate) fn has_two_decoders(&self) -> bool {
+        self.version == Version::V2_5
+    }
+
     /// Whether noise levels are written below the uppermost layer, so that its number of steps is another model's.
     pub(crate) fn has_sigmas_below(&self) -> bool {
         self.has_sigmas

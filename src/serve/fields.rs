@@ -16,6 +16,7 @@ mod read;
 mod remix;
 mod resolve;
 mod schema;
+mod span;
 pub mod table;
 #[cfg(test)]
 mod tests;
@@ -40,6 +41,7 @@ use resolve::Resolver;
 
 pub use card::{Card, Limits};
 pub use limits::Shape;
+pub(in crate::serve) use media::takes_file;
 pub use schema::request_schema;
 
 /// Fields of requests, read against the server's configuration and its limits (`config.serve`).
@@ -125,6 +127,7 @@ impl Fields {
             let loras = self.read_loras(&name, named)?;
             given.put("lora", Some(name), loras);
         }
+        given.spell_duration()?;
         if let Endpoint::Remix(accepted) = endpoint {
             given = given.over(accepted);
         }
@@ -132,13 +135,14 @@ impl Fields {
         let seconds = given.get("seconds").map(|value| read::plain(value.as_f64().unwrap_or_default()).to_string());
         self.draw_seed(&mut given)?;
         let mut warnings = Vec::new();
+        self.fill_retake(&mut given, endpoint, &mut warnings)?;
         let loaded = self.laid(&given, endpoint, &mut warnings)?;
         // Fields that a remix takes over are the earlier request's.
         let effect = loaded.check_request_effect(|field| given.has_written(field));
         effect.map_err(|error| faults::of_config(error, &given))?;
         let (config, inputs) = self.own_config(&loaded.config);
         self.check(&loaded, &given)?;
-        self.resolver.check(&loaded.config, self.serve(), &given)?;
+        let expected = self.resolver.check(&loaded.config, self.serve(), &given)?;
         let id = self.ids.next().map_err(|_| ApiError::new(500, "internal", "no random numbers for an id"))?;
         let metadata = given.get("metadata").and_then(Value::as_object).cloned().unwrap_or_default();
         let user = given.text("user").map(String::from);
@@ -155,6 +159,7 @@ impl Fields {
             owner: caller.name.clone(),
             model,
             config,
+            expected,
             fields,
             seconds,
             user,

@@ -22,6 +22,9 @@ pub struct Accepted {
     pub model: String,
     /// The run: one prompt, one seed, files by their names in the store.
     pub config: Config,
+    /// The finished video, where no prediction decides; absent of requests that an earlier release kept.
+    #[serde(default)]
+    pub expected: Option<Expected>,
     /// The request's fields, as its remix takes them: unfolded, without files' contents.
     pub fields: Map<String, Value>,
     /// Length as the client wrote it.
@@ -50,10 +53,20 @@ impl Accepted {
         self.config.request.prompt.as_deref().unwrap_or_default()
     }
 
-    /// Frames, where they are not predicted.
+    /// Frames of the finished video, where they are not predicted.
     pub fn num_frames(&self) -> Option<usize> {
-        self.config.request.num_frames.count()
+        self.expected.map(|video| video.num_frames).or_else(|| self.config.request.num_frames.count())
     }
+}
+
+/// Size, length and rate of a video before it is made.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Expected {
+    pub width: usize,
+    pub height: usize,
+    pub num_frames: usize,
+    /// Frames a second.
+    pub fps: f64,
 }
 
 /// Where a job is.

@@ -9,9 +9,10 @@ use super::job::{Accepted, JobPhase, Progress, Snapshot, State};
 pub fn video(snapshot: &Snapshot) -> Value {
     let Snapshot { accepted, record, progress, queue_position } = snapshot;
     let request = &accepted.config.request;
-    let (width, height, frames, fps) = match &record.produced {
-        Some(made) => (made.width, made.height, Some(made.num_frames), made.fps),
-        None => (request.width, request.height, accepted.num_frames(), request.frame_rate),
+    let (width, height, frames, fps) = match (&record.produced, accepted.expected) {
+        (Some(made), _) => (made.width, made.height, Some(made.num_frames), made.fps),
+        (None, Some(video)) => (video.width, video.height, Some(video.num_frames), video.fps),
+        (None, None) => (request.width, request.height, accepted.num_frames(), request.frame_rate),
     };
     let duration = frames.map(|frames| frames as f64 / fps);
     let id = accepted.id.as_str();
@@ -177,6 +178,7 @@ mod tests {
             owner: "key".into(),
             model: "ltx2".into(),
             config,
+            expected: None,
             fields: Map::new(),
             seconds: None,
             user: None,

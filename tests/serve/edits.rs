@@ -61,6 +61,17 @@ fn finished_videos_and_files_are_edited_and_extended() {
         let gone = json!({"prompt": "a", "video": {"id": "video_00000000000000000000000000"}});
         assert_eq!(site.send("POST", path, Some(&gone)).error().1, "video_not_found");
     }
+    // Some clients number the files of a video.
+    let first = site.get(&format!("/v1/videos/{source}/content?variant=0"));
+    assert_eq!((first.status, first.header("content-type")), (200, Some("video/mp4")));
+    // OpenAI's own client has no field for a span: all behind the first frame is made anew.
+    let own = site.send("POST", "/v1/videos/edits", Some(&json!({"prompt": "steps=1", "video": {"id": source}})));
+    assert_eq!(own.status, 200, "{}", own.text());
+    assert!(own.json()["warnings"].to_string().contains("no span is given"), "{}", own.text());
+    // The finished video is what was told when the extension was taken on: all of the given one, and what is added.
+    let longer = json!({"prompt": "a", "seconds": 1, "overlap": 9, "video": {"id": source}});
+    let longer = site.send("POST", "/v1/videos/extensions", Some(&longer)).json();
+    assert_eq!((&longer["num_frames"], &longer["duration_s"]), (&json!(9 + 24), &json!(1.375)), "{longer}");
     site.end();
     // A server that was not started for them says what to write.
     let site = Site::new(&[]);

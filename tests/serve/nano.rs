@@ -71,6 +71,7 @@ impl Server {
             owner: String::new(),
             model: "tiny".into(),
             config,
+            expected: None,
             fields: Map::new(),
             seconds: None,
             user: None,

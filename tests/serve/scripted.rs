@@ -293,6 +293,7 @@ pub fn request(ids: &Ids, prompt: &str) -> Accepted {
         owner: text("owner"),
         model: "scripted".into(),
         config,
+        expected: None,
         fields: serde_json::Map::from_iter([("prompt".to_string(), json!(prompt))]),
         seconds: None,
         user: None,

@@ -70,6 +70,8 @@ pub(super) async fn content(
 ) -> Result<Response, ApiError> {
     let asked = parameters(query.as_deref(), &["variant"])?;
     let name = asked.first().map_or("video", |(_, value)| value.as_str());
+    // Some clients number the files of a video; there is one.
+    let name = if name == "0" { "video" } else { name };
     let variant = Variant::named(name).ok_or_else(|| {
         let why = "variant: it must be video, thumbnail, spritesheet, sidecar or audio";
         ApiError::field("invalid_value", "variant", why)

@@ -63,6 +63,22 @@ impl RequestFields {
         Ok(())
     }
 
+    /// Turns `auto_duration` into the number of frames that it stands for.
+    ///
+    /// # Errors
+    /// A length beside it.
+    pub(super) fn spell_duration(&mut self) -> Result<(), ApiError> {
+        let Some((name, Value::Bool(true))) = self.take("auto_duration") else { return Ok(()) };
+        let other =
+            ["num_frames", "seconds"].into_iter().find(|own| self.get(own).is_some_and(|value| value != "auto"));
+        if let Some(other) = other {
+            let other = self.name(other);
+            return Err(invalid(&name, format!("predicts the length, and {other} gives it; keep one")));
+        }
+        self.put("num_frames", Some(name), "auto".into());
+        Ok(())
+    }
+
     /// The client's name of a field.
     pub(super) fn name(&self, field: &'static str) -> String {
         self.names.get(field).cloned().unwrap_or_else(|| field.into())

@@ -46,6 +46,12 @@ impl Fields {
         if let Some(loras) = given.get("lora") {
             layer.set(&given.name("lora"), "model.loras", self.with_loras(loras)).map_err(fault)?;
         }
+        if let Some(by_diffusion) = given.get("use_diffusion_decoder").and_then(Value::as_bool)
+            && (by_diffusion || self.loaded.has_two_decoders())
+        {
+            let decoder = if by_diffusion { "diffusion" } else { "conv" };
+            layer.set(&given.name("use_diffusion_decoder"), "model.decoder", decoder.into()).map_err(fault)?;
+        }
         self.lay_size(given, &mut layer, warnings)?;
         self.lay_length(given, pipeline, &mut layer, warnings)?;
         self.check_files(given, pipeline)?;
@@ -77,11 +83,7 @@ impl Fields {
             }
             Pipeline::AudioToVideo => &[("input_audio", has("input_audio") || own.audio.is_some())],
             Pipeline::IcLora => &[("reference_videos", has("reference_videos") || !own.reference_videos.is_empty())],
-            Pipeline::VideoToAudio => &[("video", has("input_video") || own.video.is_some())],
-            Pipeline::Retake => &[
-                ("video", has("input_video") || own.video.is_some()),
-                ("start", has("start") || has("end") || has("retake") || in_tree("retake") || own.retake.is_some()),
-            ],
+            Pipeline::VideoToAudio | Pipeline::Retake => &[("video", has("input_video") || own.video.is_some())],
             Pipeline::Extend => &[
                 ("video", has("input_video") || own.video.is_some()),
                 ("seconds", has("seconds") || in_tree("extend") || own.extend.is_some()),
@@ -160,7 +162,7 @@ impl Fields {
     }
 
     /// The pipeline of a request.
-    fn pipeline(&self, given: &RequestFields, endpoint: Endpoint) -> Result<Pipeline, ApiError> {
+    pub(super) fn pipeline(&self, given: &RequestFields, endpoint: Endpoint) -> Result<Pipeline, ApiError> {
         let in_tree = given.get("ltx2").and_then(|tree| tree.get(PIPELINE)).and_then(Value::as_str);
         let (field, named) = match (given.text(PIPELINE), in_tree) {
             (Some(name), _) => (given.name(PIPELINE), Some(name)),

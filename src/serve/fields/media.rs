@@ -24,6 +24,19 @@ const FORMS: &str = "give a file part, a data URL or base64";
 /// Reference videos of a request.
 const MAX_REFERENCES: usize = 4;
 
+/// Whether a form's field of this name, with its brackets, holds a file's contents.
+pub(in crate::serve) fn takes_file(name: &str) -> bool {
+    let (root, member) = match name.split_once('[') {
+        Some((root, rest)) => (root, rest.rsplit('[').next().unwrap_or_default().trim_end_matches(']')),
+        None => (name, ""),
+    };
+    let is_media = table::find(root).is_some_and(|spec| {
+        use FieldKind::{Image, Images, Sound, Video, Videos};
+        matches!(spec.kind, Image | Images | Sound | Video | Videos)
+    });
+    is_media && (member.bytes().all(|b| b.is_ascii_digit()) || CONTENTS.contains(&member))
+}
+
 /// Kind of a given file.
 #[derive(Clone, Copy)]
 enum MediaKind {

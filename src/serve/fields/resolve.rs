@@ -1,15 +1,19 @@
 //! Requests against the model's sizes and the server's limits, without a device.
 
+use std::path::Path;
+
 use super::faults::of_request;
 use super::given::RequestFields;
 use super::read::invalid;
+use super::span::probed;
 use crate::config::{Config, Job, Pipeline, Reference, Serve, whole_frames};
 use crate::models::presets::Preset;
 use crate::pipeline::configs::ModelConfigs;
 use crate::pipeline::origin;
-use crate::request::{self, ModelSizes, coordinate_grids};
+use crate::request::{self, ModelSizes, Request, coordinate_grids};
 use crate::sampling::latents::VideoGrid;
 use crate::serve::error::ApiError;
+use crate::serve::job::Expected;
 use crate::weights::Component;
 
 /// Sizes of the server's model.
@@ -20,6 +24,8 @@ pub(super) struct Resolver {
     grid: VideoGrid,
     /// Whether it predicts a video's duration, as far as its files tell.
     has_duration_head: bool,
+    /// Whether it has a decoder by diffusion, as far as its files tell.
+    has_diffusion_decoder: bool,
 }
 
 impl Resolver {
@@ -29,20 +35,33 @@ impl Resolver {
         let found = origin::of_run(config).ok().map(|(origin, _)| ModelConfigs::from(origin).for_run(config));
         let configs = found.or_else(carried);
         let sizes = configs.as_ref().and_then(|configs| configs.sizes().ok());
-        let has_duration_head = configs.as_ref().is_none_or(|configs| configs.origin().has(Component::DurationHead));
+        let has = |component| configs.as_ref().is_none_or(|configs| configs.origin().has(component));
+        let [has_duration_head, has_diffusion_decoder] =
+            [Component::DurationHead, Component::DiffusionDecoder].map(has);
         let transformer = configs.and_then(|configs| configs.transformer().ok()).unwrap_or_default();
         let grid = coordinate_grids(&transformer).0;
-        Resolver { sizes, grid, has_duration_head }
+        Resolver { sizes, grid, has_duration_head, has_diffusion_decoder }
     }
 
-    /// Refuses what the model cannot make, or the server does not.
+    /// Refuses what the model cannot make, or the server does not; the size of what it makes, where no prediction decides that.
     ///
     /// # Errors
     /// `too_large` for more frames or tokens than the server's; what the model says of sizes and conditions.
-    pub(super) fn check(&self, config: &Config, serve: &Serve, given: &RequestFields) -> Result<(), ApiError> {
+    pub(super) fn check(
+        &self,
+        config: &Config,
+        serve: &Serve,
+        given: &RequestFields,
+    ) -> Result<Option<Expected>, ApiError> {
         let fault = |error| of_request(&error, given);
+        if given.get("use_diffusion_decoder").is_some_and(|on| *on == true) && !self.has_diffusion_decoder {
+            let name = given.name("use_diffusion_decoder");
+            return Err(invalid(&name, "the model has no decoder by diffusion; leave it out"));
+        }
         request::conditions(config).map_err(fault)?;
-        let Some(frames) = config.request.num_frames.count() else { return self.check_auto(config, serve, given) };
+        let Some(frames) = config.request.num_frames.count() else {
+            return self.check_auto(config, serve, given).map(|()| None);
+        };
         let job =
             Job { index: 0, prompt: config.request.prompt.clone().unwrap_or_default(), seed: config.request.seed };
         let resolved =
@@ -58,10 +77,10 @@ impl Resolver {
             let why = format!("{name}: {made} frames; the server makes at most {}", serve.max_frames);
             return Err(ApiError::field("too_large", name, why));
         }
-        if config.pipeline == Pipeline::VideoToAudio {
-            return Ok(());
+        if config.pipeline != Pipeline::VideoToAudio {
+            self.check_tokens(config, frames, serve, given)?;
         }
-        self.check_tokens(config, frames, serve, given)
+        expected(config, resolved.as_ref(), frames, given).map(Some)
     }
 
     /// Refuses frames that the model cannot predict, or that could be more than the server makes.
@@ -95,6 +114,37 @@ impl Resolver {
         }
         Ok(())
     }
+}
+
+/// The finished video, as far as it follows from a request of so many denoised frames.
+fn expected(
+    config: &Config,
+    resolved: Option<&Request>,
+    frames: usize,
+    given: &RequestFields,
+) -> Result<Expected, ApiError> {
+    let r = &config.request;
+    let made = resolved.map_or(doubled(config, frames), Request::output_frames);
+    let fps = resolved.map_or(r.frame_rate * rounds(config) as f64, Request::output_rate);
+    let own = Expected { width: r.width, height: r.height, num_frames: made, fps };
+    let video = r.video.as_deref().map(Path::new);
+    Ok(match (config.pipeline, &r.extend, video) {
+        (Pipeline::Extend, Some(extend), Some(video)) => {
+            let added = frames.saturating_sub(extend.overlap);
+            Expected { num_frames: probed(video, given)?.frames + added, ..own }
+        }
+        (Pipeline::VideoToAudio, _, Some(video)) => {
+            let info = probed(video, given)?;
+            let num_frames = if frames >= whole_frames(info.frames) { info.frames } else { frames };
+            Expected { width: info.width, height: info.height, num_frames, ..own }
+        }
+        _ => own,
+    })
+}
+
+/// Factor by which the rounds of a request raise its frame rate.
+fn rounds(config: &Config) -> usize {
+    1 << if config.pipeline == Pipeline::Dfr { config.dfr.temporal_rounds } else { 0 }
 }
 
 /// Frames behind the rounds of a request, each of which doubles the frame rate.

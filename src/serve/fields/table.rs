@@ -82,7 +82,7 @@ const SCALE: FieldKind = Number(-30.0, 30.0);
 const UNIT: FieldKind = Number(0.0, 1.0);
 
 /// Every field. Where several write one key, that of a later row holds.
-pub static FIELDS: [Spec; 64] = [
+pub static FIELDS: [Spec; 72] = [
     row("prompt", &[], Text(MAX_PROMPT), Keys(&["request.prompt"]), "What the video shows and how it sounds."),
     row("model", &[], Word(256), Own, "A name that the server gives its model, or nothing."),
     row(
@@ -115,6 +115,14 @@ pub static FIELDS: [Spec; 64] = [
         Frames,
         Own,
         "Frames, one more than a multiple of 8; wins over seconds. auto: as many as the model predicts for the prompt.",
+    ),
+    row("auto_duration", &[], Flag, Own, "true: num_frames is auto. Together with a length it is refused."),
+    row(
+        "use_diffusion_decoder",
+        &[],
+        Flag,
+        Own,
+        "Which decoder of LTX-2.5 makes the frames; false where there is but one.",
     ),
     row("negative_prompt", &[], Text(MAX_PROMPT), Own, "What to avoid. Empty text in JSON is an empty one."),
     row("seed", &[], Seed, Own, "Random seed, 0 to 2^64-1. Absent or -1: one is drawn, and said in the answer."),
@@ -296,19 +304,25 @@ pub static FIELDS: [Spec; 64] = [
     row("user", &[], Word(64), Own, "Returned as it is."),
     row("metadata", &[], Metadata, Own, "At most 16 pairs of text, returned as they are."),
     row("n", &["num_outputs_per_prompt"], Word(64), Neutral(&["1"]), "1: several requests are made together."),
-    row("quality", &[], Word(64), Neutral(&["standard", "default", "auto"]), "Of other servers."),
+    row("quality", &["output_quality"], Word(64), Neutral(&["standard", "default", "auto"]), "Of other servers."),
     row("format", &["output_format"], Word(64), Neutral(&["mp4", "auto"]), "MP4."),
     row("response_format", &[], Word(64), Neutral(&["file"]), "A file."),
-    row("generator_device", &[], Word(64), Neutral(&["cpu"]), "Noise is drawn on the CPU."),
+    row("generator_device", &[], Word(64), Neutral(&["cpu", "cuda"]), "Noise is drawn by one rule on any device."),
     row("guidance_scale_2", &[], Word(64), Neutral(&[]), "Of other models."),
     row("true_cfg_scale", &[], Word(64), Neutral(&[]), "Of other models."),
     row("boundary_ratio", &[], Word(64), Neutral(&[]), "Of other models."),
     row("flow_shift", &[], Word(64), Neutral(&[]), "Of other models."),
     row("enable_teacache", &[], Word(64), Neutral(&["false"]), "Of other servers."),
+    row("enable_cache_dit", &[], Word(64), Neutral(&["false"]), "Of other servers."),
     row("enable_frame_interpolation", &[], Word(64), Neutral(&["false"]), "Of other servers."),
+    row("frame_interpolation_exp", &[], Word(64), Neutral(&["1", "1.0"]), "Of other servers."),
+    row("frame_interpolation_scale", &[], Word(64), Neutral(&["1", "1.0"]), "Of other servers."),
     row("enable_upscaling", &[], Word(64), Neutral(&["false"]), "Of other servers."),
+    row("upscaling_scale", &[], Word(64), Neutral(&["4", "4.0"]), "Of other servers."),
     row("enhance_prompt", &[], Word(64), Neutral(&["false"]), "Prompts are taken as they are."),
     row("profile", &[], Word(64), Neutral(&["false"]), "Of other servers."),
+    row("profile_all_stages", &[], Word(64), Neutral(&["false"]), "Of other servers."),
+    row("return_stage_metrics", &[], Word(64), Neutral(&["false"]), "Of other servers; each video has `timings`."),
 ];
 
 /// Fields that hold paths of the server.

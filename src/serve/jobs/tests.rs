@@ -39,6 +39,7 @@ impl Server {
             owner: String::new(),
             model: "nano".into(),
             config: Config::default(),
+            expected: None,
             fields: Map::new(),
             seconds: None,
             user: None,

@@ -233,6 +233,7 @@ fn accepted(id: VideoId) -> Accepted {
         owner: String::new(),
         model: "m".into(),
         config: Config::default(),
+        expected: None,
         fields: serde_json::Map::default(),
         seconds: None,
         user: None,

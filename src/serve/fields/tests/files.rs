@@ -206,8 +206,7 @@ fn edits_and_extensions_start_from_a_video() {
     let span = edit(&[("retake", r#"{"start": 0.5, "audio": false}"#)], &bytes).expect("a retake");
     assert_eq!(span.config.request.retake.map(|span| (span.from, span.to, span.audio)), Some((0.5, None, false)));
     for (fields, param) in [
-        (&[][..], "start"),
-        (&[("start", "0.5"), ("end", "0.5")], "start"),
+        (&[("start", "0.5"), ("end", "0.5")][..], "start"),
         (&[("start", "9")], "start"),
         (&[("start", "0"), ("retake", "{}")], "retake"),
         (&[("start", "0"), ("num_frames", "33")], "num_frames"),
@@ -217,6 +216,17 @@ fn edits_and_extensions_start_from_a_video() {
         let error = edit(fields, &bytes).expect_err("refused");
         assert_eq!(error.param.as_deref(), Some(param), "{error}");
         assert!(!error.message.contains('/') && !error.message.contains("--"), "{error}");
+    }
+    // A client that can send neither: all that a retake may make anew, of as many frames as a model makes.
+    for (bytes, frames, warned) in [(&bytes, 25, 1), (&video(30, 96, 128), 25, 2)] {
+        let accepted = edit(&[], bytes).expect("a retake without a span");
+        let r = &accepted.config.request;
+        assert_eq!(r.retake.as_ref().map(|span| (span.from, span.to)), Some((0.042, None)));
+        assert_eq!((r.num_frames.count(), accepted.num_frames()), (Some(frames), Some(frames)));
+        assert_eq!(accepted.warnings.len(), warned, "{:?}", accepted.warnings);
+        let again = Form::json(br#"{"prompt": "b"}"#).expect("JSON");
+        let again = server.accept(again, Endpoint::Remix(&accepted)).expect("a remix").config.request;
+        assert_eq!((again.retake, again.num_frames), (r.retake.clone(), r.num_frames));
     }
     for bad in [&b"RIFF"[..], b"#EXTM3U", &bytes[..200], &video(2, 96, 128)[..64]] {
         let error = edit(&[("start", "0")], bad).expect_err("refused");
@@ -235,6 +245,8 @@ fn edits_and_extensions_start_from_a_video() {
     };
     let accepted = extend(&[("seconds", "1"), ("before", "true"), ("overlap", "9")]).expect("an extension");
     assert_eq!(accepted.config.request.num_frames.count(), Some(9 + 24));
+    // What is told of it is the finished video: the given one, and what is added.
+    assert_eq!(accepted.expected.map(|video| (video.width, video.height, video.num_frames)), Some((128, 96, 25 + 24)));
     assert_eq!((accepted.config.pipeline, accepted.seconds.as_deref()), (Pipeline::Extend, Some("1")));
     assert!(accepted.config.request.extend.is_some_and(|extend| extend.at == ExtendAt::Start));
     for (fields, param) in [

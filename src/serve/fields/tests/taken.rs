@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::{Server, at};
-use crate::config::Pipeline;
+use crate::config::{Decoder, Pipeline};
 use crate::serve::fields::Endpoint;
 use crate::serve::fields::table::FIELDS;
 use crate::serve::form::Form;
@@ -40,6 +40,44 @@ fn requests_of_one_batch_differ_in_prompt_and_seed() {
         let own = of(body.clone());
         assert_ne!(own.batch_key, first.batch_key, "{body}");
         assert_ne!(own.shape, first.shape, "{body}");
+    }
+}
+
+/// What other servers' clients send of themselves, in its neutral values, changes nothing.
+#[test]
+fn neutral_values_of_other_clients_change_nothing() {
+    let server = Server::new("nano", &[]);
+    let plain = server.good(&json!({"seed": 1}));
+    for (name, value) in [
+        ("generator_device", json!("cuda")),
+        ("generator_device", json!("cpu")),
+        ("frame_interpolation_exp", json!(1)),
+        ("frame_interpolation_scale", json!(1.0)),
+        ("upscaling_scale", json!(4)),
+        ("output_quality", json!("default")),
+        ("profile_all_stages", json!(false)),
+        ("enable_cache_dit", json!(false)),
+        ("return_stage_metrics", json!(false)),
+        ("use_diffusion_decoder", json!(false)),
+        ("auto_duration", json!(false)),
+    ] {
+        let made = server.good(&json!({"seed": 1, name: value}));
+        assert_eq!((made.config, &made.shape), (plain.config.clone(), &plain.shape), "{name}");
+    }
+}
+
+#[test]
+fn a_decoder_and_a_predicted_length_are_asked_for_by_other_names() {
+    let server = Server::new("nano_2_5", &[]);
+    for (body, decoder) in [
+        (json!({"seed": 1, "use_diffusion_decoder": true}), Decoder::Diffusion),
+        (json!({"seed": 1, "use_diffusion_decoder": "false"}), Decoder::Conv),
+        (json!({"seed": 1}), Decoder::Auto),
+    ] {
+        assert_eq!(server.good(&body).config.model.decoder, decoder, "{body}");
+    }
+    for body in [json!({"seed": 1, "auto_duration": true}), json!({"seed": 1, "num_frames": "auto"})] {
+        assert_eq!(server.good(&body).num_frames(), None, "{body}");
     }
 }
 
