@@ -189,6 +189,14 @@ impl Jobs {
         (running.map(|entry| index.snapshot(entry)).collect(), index.queued(caller))
     }
 
+    /// The caller's jobs that nobody wants any more and that the device has not left yet, deleted ones too.
+    pub fn stopping(&self, caller: &Caller) -> Vec<VideoId> {
+        let index = self.lock();
+        let on_device = index.runs.values().filter(|run| !run.is_made).flat_map(|run| &run.members);
+        let entries = on_device.filter_map(|id| index.jobs.get(id).filter(|entry| caller.sees(&entry.accepted)));
+        entries.filter(|entry| entry.record.state.is_terminal()).map(|entry| entry.accepted.id.clone()).collect()
+    }
+
     /// Folder of a job's files.
     pub fn folder(&self, id: &VideoId) -> PathBuf {
         self.store.folder(id)

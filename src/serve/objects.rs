@@ -45,7 +45,7 @@ pub fn video(snapshot: &Snapshot) -> Value {
         "phase": phase(record.state, progress),
         "step": running.then_some(progress.step),
         "queue_position": queue_position,
-        "eta_s": progress.eta_s.map(short),
+        "eta_s": progress.eta_s.filter(|_| running).map(short),
         "batch": record.batch,
         "attempts": record.attempts,
         "user": accepted.user,
@@ -66,7 +66,7 @@ pub fn progress(snapshot: &Snapshot) -> Value {
         "step": progress.step,
         "steps": progress.steps,
         "queue_position": queue_position,
-        "eta_s": progress.eta_s.map(short),
+        "eta_s": progress.eta_s.filter(|_| record.state == State::InProgress).map(short),
     })
 }
 
@@ -234,7 +234,9 @@ mod tests {
         assert_eq!(running["eta_s"], json!(14.22));
         let done = Record { state: State::Completed, produced: Some(made()), ..Record::queued() };
         let done = video(&snapshot(done));
-        assert_eq!((&done["progress"], &done["phase"]), (&json!(100), &Value::Null));
+        assert_eq!((&done["progress"], &done["phase"], &done["eta_s"]), (&json!(100), &Value::Null, &Value::Null));
+        let failed = video(&snapshot(Record { state: State::Failed, ..Record::queued() }));
+        assert_eq!(failed["eta_s"], Value::Null);
         assert_eq!(
             (&done["duration_s"], &done["seconds"], &done["num_frames"]),
             (&json!(4.042), &json!("4"), &json!(97))

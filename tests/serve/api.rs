@@ -6,7 +6,7 @@ use ltx2::serve::store::Variant;
 use serde_json::{Value, json};
 
 use crate::scripted::files;
-use crate::site::{Client, Site, body, quantile};
+use crate::site::{Client, Events, Site, body, quantile};
 use crate::support::needs;
 
 #[needs(nothing)]
@@ -272,11 +272,52 @@ fn models_loras_and_the_server_tell_of_themselves() {
     site.end();
 }
 
+/// A video that was cancelled or deleted is listed as long as the device is at work on it.
+#[needs(nothing)]
+fn what_the_device_has_not_left_is_listed() {
+    for (method, end) in [("POST", "/cancel"), ("DELETE", "")] {
+        let site = Site::new(&[]);
+        let id = site.create("fault=hang");
+        crate::scripted::until("it to run", || site.get("/v1/queue").json()["running"] == json!([id]));
+        assert_eq!(site.get("/v1/queue").json()["stopping"], json!([]));
+        assert_eq!(site.send(method, &format!("/v1/videos/{id}{end}"), None).status, 200);
+        let queue = site.get("/v1/queue").json();
+        assert_eq!((&queue["running"], &queue["stopping"]), (&json!([id]), &json!([id])), "{method}: {queue}");
+        let mut events = Events::of(&site, "/v1/queue/events");
+        assert_eq!(events.next().expect("the queue").1["stopping"], json!([id]));
+        site.log.released.store(true, std::sync::atomic::Ordering::Release);
+        let over = |(name, data): (String, serde_json::Value)| name == "queue" && data["stopping"] == json!([]);
+        assert!(events.any(over), "{method}");
+        assert_eq!(site.get("/v1/queue").json()["running"], json!([]));
+        site.end();
+    }
+}
+
+/// Where every request is answered with 507, probes say so.
+#[needs(nothing)]
+fn probes_say_that_the_disk_is_full() {
+    let site = Site::new(&["min_free=1000000GiB"]);
+    for path in ["/health", "/ready"] {
+        let answer = site.get(path);
+        assert_eq!((answer.status, &answer.json()["status"]), (503, &json!("insufficient_storage")));
+        assert!(
+            answer.json()["reason"].as_str().is_some_and(|why| why.contains("serve.min_free")),
+            "{}",
+            answer.text()
+        );
+    }
+    assert_eq!(site.get("/live").status, 200);
+    let refused = site.send("POST", "/v1/videos", Some(&body("a")));
+    assert_eq!((refused.error().0, refused.error().1.as_str()), (507, "insufficient_storage"));
+    site.end();
+}
+
 /// The document has what the router answers, and the router nothing else.
 #[needs(nothing)]
 fn the_openapi_document_is_the_routers() {
     let site = Site::new(&[]);
     let document = site.get("/openapi.json").json();
+    assert_eq!(document["security"], json!(null), "a server without keys asks for none");
     let paths = document["paths"].as_object().expect("paths");
     assert!(paths.len() > 20);
     let mut client = site.client();

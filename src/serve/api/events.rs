@@ -197,7 +197,7 @@ impl Board {
         let mut events = Vec::new();
         let (running, waiting) = app.jobs.queue(&self.caller);
         // Of the same moment as the jobs: it names none that was not told of.
-        let mut queue = queue_object(app, &running, &waiting);
+        let mut queue = queue_object(app, &running, &waiting, app.jobs.stopping(&self.caller));
         let mut now: BTreeMap<VideoId, Snapshot> =
             running.into_iter().chain(waiting).map(|job| (job.accepted.id.clone(), job)).collect();
         // Those that came and ended between two rounds.

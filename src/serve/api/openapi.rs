@@ -10,19 +10,21 @@ use super::App;
 use super::routes::{Gives, ROUTES, Route, Takes};
 use crate::serve::fields::request_schema;
 
-pub(super) async fn document(State(_app): State<Arc<App>>) -> Json<&'static Value> {
-    static DOCUMENT: OnceLock<Value> = OnceLock::new();
-    Json(DOCUMENT.get_or_init(build))
+pub(super) async fn document(State(app): State<Arc<App>>) -> Json<&'static Value> {
+    static OPEN: OnceLock<Value> = OnceLock::new();
+    static KEYED: OnceLock<Value> = OnceLock::new();
+    let has_keys = app.keys.needed();
+    Json(if has_keys { &KEYED } else { &OPEN }.get_or_init(|| build(has_keys)))
 }
 
-/// The document, of the tables of routes and fields.
-fn build() -> Value {
+/// The document, of the tables of routes and fields. Requests are asked for a key on servers that have any.
+fn build(has_keys: bool) -> Value {
     let mut paths = Map::new();
     for route in ROUTES {
         let item = paths.entry(route.path).or_insert_with(|| json!({}));
         item[route.method.to_lowercase()] = operation(route);
     }
-    json!({
+    let mut document = json!({
         "openapi": "3.1.0",
         "info": {
             "title": "ltx2 serve",
@@ -31,13 +33,14 @@ fn build() -> Value {
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "/"}],
-        "security": [{"key": []}],
         "paths": paths,
-        "components": {
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
-            "schemas": schemas(),
-        },
-    })
+        "components": {"schemas": schemas()},
+    });
+    if has_keys {
+        document["security"] = json!([{"key": []}]);
+        document["components"]["securitySchemes"] = json!({"key": {"type": "http", "scheme": "bearer"}});
+    }
+    document
 }
 
 fn operation(route: &Route) -> Value {
@@ -191,6 +194,7 @@ fn schemas() -> Value {
             "properties": {
                 "object": {"const": "queue"},
                 "running": {"type": "array", "items": text},
+                "stopping": {"type": "array", "items": text},
                 "queued": {"type": "array", "items": text},
                 "limit": {"type": "integer"},
                 "eta_s": maybe("number"),
@@ -217,12 +221,15 @@ mod tests {
 
     #[test]
     fn every_reference_is_there_and_every_operation_has_a_name_of_its_own() {
-        let document = build();
+        let document = build(true);
         let text = document.to_string();
         for part in text.split("#/components/schemas/").skip(1) {
             let name: String = part.chars().take_while(char::is_ascii_alphanumeric).collect();
             assert!(document["components"]["schemas"].get(&name).is_some(), "{name}");
         }
+        assert_eq!(document["security"], json!([{"key": []}]));
+        let open = build(false);
+        assert!(open.get("security").is_none() && open["components"].get("securitySchemes").is_none());
         let mut names: Vec<String> = ROUTES.iter().map(operation_id).collect();
         names.sort();
         names.dedup();

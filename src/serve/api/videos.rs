@@ -85,16 +85,20 @@ pub(super) async fn list(
 
 pub(super) async fn queue(State(app): State<Arc<App>>, Extension(caller): Extension<Caller>) -> Json<Value> {
     let (running, waiting) = app.jobs.queue(&caller);
-    Json(queue_object(&app, &running, &waiting))
+    Json(queue_object(&app, &running, &waiting, app.jobs.stopping(&caller)))
 }
 
-/// A caller's queue as an object.
-pub(super) fn queue_object(app: &App, running: &[Snapshot], waiting: &[Snapshot]) -> Value {
+/// A caller's queue as an object. What is `stopping` runs as long as the device has not left it.
+pub(super) fn queue_object(app: &App, running: &[Snapshot], waiting: &[Snapshot], stopping: Vec<VideoId>) -> Value {
     let ids = |jobs: &[Snapshot]| jobs.iter().map(|job| job.accepted.id.clone()).collect::<Vec<_>>();
+    let mut on_device = ids(running);
+    // One that was cancelled since the first list was made is in both.
+    on_device.extend(stopping.iter().filter(|id| running.iter().all(|job| job.accepted.id != **id)).cloned());
     let ends = running.iter().filter_map(|job| job.progress.eta_s).reduce(f64::max);
     json!({
         "object": "queue",
-        "running": ids(running),
+        "running": on_device,
+        "stopping": stopping,
         "queued": ids(waiting),
         "limit": app.serve.queue,
         "eta_s": ends.map(|seconds| (seconds * 1000.0).round() / 1000.0),

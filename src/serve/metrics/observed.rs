@@ -266,7 +266,9 @@ impl StageTimes<'_> {
                 _ => 0,
             };
             if steps > 0 && matches!(stage, JobPhase::Denoise | JobPhase::Refine) {
-                self.pulse.metrics.step_seconds.observe(took.as_secs_f64() / steps as f64);
+                // A call of the device may make several steps: each counts.
+                let each = took.as_secs_f64() / steps as f64;
+                (0..steps).for_each(|_| self.pulse.metrics.step_seconds.observe(each));
             }
         }
         self.last = moment;
@@ -394,6 +396,40 @@ mod tests {
             assert!(device.run(&order, &mut |_| ControlFlow::Continue(())).is_ok());
             assert_eq!(metrics.resumed.get(), all);
         }
+    }
+
+    /// A device that makes steps in groups.
+    struct Grouped;
+
+    impl Device for Grouped {
+        fn warm(&mut self, _: &Order) -> Result<(), RunError> {
+            Ok(())
+        }
+
+        fn run(&mut self, _: &Order, watch: Watch) -> Result<Vec<Box<dyn Made>>, RunError> {
+            let groups =
+                [(JobPhase::TextEncoder, 0), (JobPhase::Denoise, 0), (JobPhase::Denoise, 5), (JobPhase::Denoise, 8)];
+            for (stage, step) in groups {
+                assert!(watch(Moment { stage, step, steps: 8 }).is_continue());
+            }
+            Ok(Vec::new())
+        }
+
+        fn evict(&mut self, _: &str) {}
+
+        fn figures(&mut self) -> Figures {
+            Figures::default()
+        }
+    }
+
+    #[test]
+    fn every_step_of_a_group_is_counted() {
+        let metrics = Arc::new(Metrics::new("cpu", "nano", 64));
+        let mut device = ObservedDevice::new(Box::new(Grouped), Pulse::new(Arc::clone(&metrics)));
+        let order = Order { jobs: Vec::new(), steps: None, resume: false };
+        assert!(device.run(&order, &mut |_| ControlFlow::Continue(())).is_ok());
+        let text = metrics.text(crate::serve::metrics::Now::default());
+        assert!(text.contains("ltx2_step_seconds_count 8\n"), "{text}");
     }
 
     /// Loading and compiling take milliseconds or half an hour; what a step takes is known, of each shape by itself.
