@@ -19,6 +19,18 @@ const FILE: Mode = Mode::from_bits_retain(0o600);
 /// Prefix of files that are not finished.
 pub(super) const TEMPORARY: &str = ".ltx2-";
 
+/// Why a folder cannot be made where there is something else.
+fn in_the_way(path: &Path, error: io::Error) -> io::Error {
+    if error.kind() != io::ErrorKind::AlreadyExists {
+        return error;
+    }
+    let why = match std::fs::read_link(path) {
+        Ok(target) => format!("it is a link to {}, which is no folder: create that folder first", target.display()),
+        Err(_) => "it is a file: give a folder".into(),
+    };
+    io::Error::new(error.kind(), why)
+}
+
 /// An open folder.
 #[derive(Debug)]
 pub(super) struct Folder(OwnedFd);
@@ -29,7 +41,8 @@ impl Folder {
     /// A folder by its path, which is made where it is not there. The path is the operator's own: links in it are followed.
     pub(super) fn at(path: &Path) -> io::Result<Self> {
         let builder = &mut std::fs::DirBuilder::new();
-        std::os::unix::fs::DirBuilderExt::mode(builder.recursive(true), FOLDER.bits()).create(path)?;
+        let made = std::os::unix::fs::DirBuilderExt::mode(builder.recursive(true), FOLDER.bits()).create(path);
+        made.map_err(|error| in_the_way(path, error))?;
         Ok(Folder(rustix::fs::openat(CWD, path, Self::FLAGS, Mode::empty())?))
     }
 
@@ -41,7 +54,13 @@ impl Folder {
     /// A folder in this one, which is made where it is not there.
     pub(super) fn child_or_new(&self, name: &str) -> io::Result<Self> {
         let child = match self.new_child(name) {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => self.child(name)?,
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => self.child(name).map_err(|error| {
+                let is_folder =
+                    self.stat(name).is_some_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory);
+                let why =
+                    "is a link or a file, not a folder: links within the state folder are not followed; link all of it";
+                if is_folder { error } else { io::Error::new(error.kind(), format!("{name} {why}")) }
+            })?,
             other => other?,
         };
         rustix::fs::fchmod(&child.0, FOLDER)?;

@@ -250,6 +250,30 @@ fn accepted(id: VideoId) -> Accepted {
 }
 
 #[test]
+fn a_linked_state_folder_is_followed_or_refused_in_words() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| folder.path().join(name);
+    let link = |from: &str, to: &str| std::os::unix::fs::symlink(at(to), at(from)).expect("a link");
+    std::fs::create_dir(at("real")).expect("a folder");
+    std::fs::write(at("file"), "").expect("a file");
+    link("good", "real");
+    assert!(FileStore::open(&at("good")).is_ok());
+    link("dangling", "nowhere");
+    link("to-a-file", "file");
+    std::fs::create_dir(at("inner")).expect("a folder");
+    link("inner/jobs", "real");
+    for (name, why) in [
+        ("dangling", "nowhere, which is no folder"),
+        ("to-a-file", "file, which is no folder"),
+        ("file", "it is a file"),
+        ("inner", "jobs is a link or a file, not a folder"),
+    ] {
+        let error = FileStore::open(&at(name)).expect_err(name).to_string();
+        assert!(error.contains(why) && !error.contains("os error"), "{name}: {error}");
+    }
+}
+
+#[test]
 fn a_machine_that_stops_at_any_call_loses_nothing_that_a_client_was_told() {
     let state = tempfile::tempdir().expect("a folder");
     let root = state.path().canonicalize().expect("a path");
