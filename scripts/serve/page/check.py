@@ -23,6 +23,7 @@ import form  # noqa: E402, F401
 import images  # noqa: E402
 import jobs  # noqa: E402, F401
 import looks  # noqa: E402, F401
+import sources  # noqa: E402, F401
 from browser import Browser  # noqa: E402
 from harness import CASES, World  # noqa: E402
 from server import Server  # noqa: E402
@@ -30,6 +31,7 @@ from server import Server  # noqa: E402
 # In this order: each group's server goes on with the state of the one before.
 GROUPS = {
     "open": {"flags": ["--queue", "16", "--max-steps", "1000"]},
+    "sources": {"flags": ["--max-steps", "1000", "--set", "serve.pipelines=[retake, extend, audio_to_video]"]},
     "limited": {"flags": ["--warm", "none", "--max-tokens", "3000", "--max-frames", "121"]},
     "full": {"flags": ["--queue", "1", "--max-steps", "1000"]},
     "keyed": {"flags": ["--max-steps", "1000"], "key": access.KEY},
