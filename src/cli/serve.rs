@@ -128,6 +128,9 @@ struct LimitArgs {
     /// Bytes of a request's body, e.g. 32MiB
     #[arg(long, value_name = "BYTES")]
     body_limit: Option<String>,
+    /// Bytes a second that an upload must send, judged every 10 s; 0B sets no minimum [default: 4KiB]
+    #[arg(long, value_name = "BYTES")]
+    min_upload_rate: Option<String>,
     /// Time that POST /v1/videos/sync waits [default: 600s]
     #[arg(long, value_name = "TIME")]
     sync_timeout: Option<String>,
@@ -209,6 +212,7 @@ impl LimitArgs {
         given.flag("max-steps", "serve.max_steps", self.max_steps);
         given.flag("max-images", "serve.max_images", self.max_images);
         given.flag("body-limit", "serve.body_limit", self.body_limit.clone());
+        given.flag("min-upload-rate", "serve.min_upload_rate", self.min_upload_rate.clone());
         given.flag("sync-timeout", "serve.sync_timeout", self.sync_timeout.clone());
     }
 }

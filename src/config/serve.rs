@@ -58,6 +58,8 @@ with_defaults! {
         pub max_images: usize = 8,
         /// Bytes of a request's body, with a unit: `KiB`, `MiB`, `GiB`.
         pub body_limit: Bytes = Bytes(32 << 20),
+        /// Bytes a second that an upload must send, judged every 10 s; a slower one is answered with 408. 0 sets no minimum.
+        pub min_upload_rate: Bytes = Bytes(4 << 10),
         /// How long finished videos are kept, with a unit: `s`, `m`, `h`, `d`.
         pub keep: Seconds = Seconds(24.0 * 3600.0),
         /// Bytes that finished videos may take; the oldest go first.

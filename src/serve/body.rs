@@ -1,4 +1,4 @@
-//! Bodies on their way: a request's, with limits of size and time, and an answer's, counted.
+//! Bodies on their way: a request's, with limits of size and rate, and an answer's, counted.
 
 use std::future::Future;
 use std::io;
@@ -27,8 +27,8 @@ pub(super) struct Asked {
     inner: Option<Incoming>,
     traffic: Arc<Traffic>,
     limits: Limits,
-    /// Ends of the whole time and of the window, and the bytes that had come when the window began.
-    timer: Option<(Instant, Pin<Box<Sleep>>, u64)>,
+    /// End of the window over which the rate is judged, and the bytes that had come when it began.
+    timer: Option<(Pin<Box<Sleep>>, u64)>,
 }
 
 impl Asked {
@@ -38,6 +38,7 @@ impl Asked {
             cut: Mutex::default(),
             begun: AtomicBool::new(false),
             limit: AtomicU64::new(u64::MAX),
+            rate: AtomicU64::new(0),
             received: AtomicU64::new(0),
             sent: AtomicU64::new(0),
         });
@@ -52,22 +53,18 @@ impl Asked {
         }
     }
 
-    /// Whether the time is up, or too little came in this window.
+    /// Ready once less than the minimum rate arrived in a window.
     fn poll_patience(&mut self, context: &mut Context<'_>) -> Poll<()> {
-        let limits = self.limits;
-        let now = Instant::now();
-        let received = self.traffic.received();
-        let (end, window, before) = self
-            .timer
-            .get_or_insert_with(|| (now + limits.body, Box::pin(tokio::time::sleep(limits.body_window)), received));
+        let window = self.limits.body_window;
+        let (received, rate) = (self.traffic.received(), self.traffic.rate.load(Ordering::Relaxed));
+        let (end, before) = self.timer.get_or_insert_with(|| (Box::pin(tokio::time::sleep(window)), received));
         loop {
-            ready!(window.as_mut().poll(context));
-            let wanted = (limits.body_rate as f64 * limits.body_window.as_secs_f64()) as u64;
-            if Instant::now() >= *end || received - *before < wanted {
+            ready!(end.as_mut().poll(context));
+            if ((received - *before) as f64) < rate as f64 * window.as_secs_f64() {
                 return Poll::Ready(());
             }
             *before = received;
-            window.as_mut().reset((Instant::now() + limits.body_window).min(*end));
+            end.as_mut().reset(Instant::now() + window);
         }
     }
 }

@@ -14,11 +14,7 @@ pub struct Limits {
     pub headers: Duration,
     /// Bytes of headers.
     pub header_bytes: usize,
-    /// For a whole body.
-    pub body: Duration,
-    /// Bytes a second of a body, over each window of [`Limits::body_window`].
-    pub body_rate: u64,
-    /// Time over which a body's rate is judged.
+    /// Time over which the rate of a body (`serve.min_upload_rate`) is judged. Its whole duration is not limited.
     pub body_window: Duration,
     /// Without progress of a write.
     pub write: Duration,
@@ -35,8 +31,6 @@ impl Default for Limits {
         Limits {
             headers: Duration::from_secs(10),
             header_bytes: 16 << 10,
-            body: Duration::from_secs(120),
-            body_rate: 1024,
             body_window: Duration::from_secs(10),
             write: Duration::from_secs(60),
             idle: Duration::from_secs(75),

@@ -10,7 +10,7 @@ use super::error::ApiError;
 /// Why a body ended early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Cut {
-    /// It took too long, or came too slowly.
+    /// Less than the minimum rate arrived in a window.
     Slow,
     /// It is longer than it may be.
     Long,
@@ -24,6 +24,8 @@ pub(super) struct Traffic {
     pub(super) cut: Mutex<Option<Cut>>,
     pub(super) begun: AtomicBool,
     pub(super) limit: AtomicU64,
+    /// Bytes a second that have to arrive.
+    pub(super) rate: AtomicU64,
     pub(super) received: AtomicU64,
     pub(super) sent: AtomicU64,
 }
@@ -44,6 +46,11 @@ impl Traffic {
         self.limit.store(bytes, Ordering::Relaxed);
     }
 
+    /// Bytes a second that the body must arrive at.
+    pub(super) fn at_least(&self, rate: u64) {
+        self.rate.store(rate, Ordering::Relaxed);
+    }
+
     /// Whether anyone has asked for the body.
     pub(super) fn begun(&self) -> bool {
         self.begun.load(Ordering::Relaxed)
@@ -53,7 +60,11 @@ impl Traffic {
     pub(super) fn fault(&self) -> Option<ApiError> {
         let cut = *self.cut.lock().unwrap_or_else(PoisonError::into_inner);
         cut.map(|cut| match cut {
-            Cut::Slow => ApiError::new(408, "request_timeout", "the body of the request came too slowly"),
+            Cut::Slow => {
+                let rate = self.rate.load(Ordering::Relaxed);
+                let why = format!("the body of the request came too slowly: at least {rate} bytes a second are needed");
+                ApiError::new(408, "request_timeout", why)
+            }
             Cut::Long => {
                 let limit = self.limit.load(Ordering::Relaxed);
                 ApiError::new(413, "body_too_large", format!("the body may have {limit} bytes")).should_retry(false)

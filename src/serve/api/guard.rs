@@ -41,6 +41,7 @@ pub(super) async fn note(State(app): State<Arc<App>>, request: Request, next: Ne
     let traffic = request.extensions().get::<Arc<Traffic>>().cloned();
     if let Some(traffic) = &traffic {
         traffic.limit(SMALL_BODY);
+        traffic.at_least(app.serve.min_upload_rate.0);
     }
     let mut response = next.run(request).await;
     if let Ok(value) = HeaderValue::from_str(&id) {
