@@ -1,6 +1,6 @@
 //! A connection: its limits, and what it is at.
 
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::task::Waker;
 use std::time::Duration;
@@ -51,6 +51,8 @@ pub(super) struct Connection {
     pub(super) at: AtomicU8,
     /// Tells it to end, for another that waits.
     pub(super) evicted: Notify,
+    /// Whether it was told so.
+    pub(super) is_leaving: AtomicBool,
     /// Reader that waits without a timer while a request is handled.
     pub(super) reader: Mutex<Option<Waker>>,
 }

@@ -78,8 +78,11 @@ pub struct Failure {
     pub param: Option<String>,
 }
 
+/// Code of a job that found no open file, after it waited for one.
+pub const OUT_OF_FILES: &str = "out_of_files";
+
 /// Codes of failed jobs, each with the status of a request that waited for its job.
-pub const FAILURES: [(&str, u16); 10] = [
+pub const FAILURES: [(&str, u16); 11] = [
     ("cancelled", 409),
     ("too_large", 400),
     ("invalid_image", 400),
@@ -90,11 +93,22 @@ pub const FAILURES: [(&str, u16); 10] = [
     ("crashed", 500),
     ("internal", 500),
     ("storage_full", 507),
+    (OUT_OF_FILES, 503),
 ];
 
 impl Failure {
     pub fn new(code: &str, message: impl Into<String>) -> Self {
         Failure { code: code.into(), message: message.into(), param: None }
+    }
+
+    /// No file could be opened: too many are open.
+    pub fn out_of_files() -> Self {
+        Failure::new(OUT_OF_FILES, "the server has too many files open")
+    }
+
+    /// Whether it may end by itself: waiting for room on the disk, or for an open file, is worth it.
+    pub fn is_passing(&self) -> bool {
+        self.code == "storage_full" || self.code == OUT_OF_FILES
     }
 
     /// A failure that a field of the request caused.

@@ -60,8 +60,8 @@ pub struct FilePart {
     pub field: String,
     /// The client's name of the file, without folders; empty where it gave none.
     pub name: String,
-    /// Temporary file; it is removed with this.
-    pub file: tempfile::NamedTempFile,
+    /// Temporary file, closed; it is removed with this.
+    pub file: tempfile::TempPath,
     pub bytes: u64,
 }
 
@@ -79,7 +79,7 @@ impl FilePart {
 
     /// Where it is.
     pub fn path(&self) -> PathBuf {
-        self.file.path().into()
+        self.file.to_path_buf()
     }
 }
 

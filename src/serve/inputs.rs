@@ -8,6 +8,7 @@ use std::time::SystemTime;
 
 use image::{ImageFormat, ImageReader};
 
+use super::descriptors::{busy, is_exhausted};
 use super::error::ApiError;
 use crate::media::{self, ClipInfo, ImageKind};
 
@@ -225,6 +226,7 @@ fn unkept(error: &io::Error) -> ApiError {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
             ApiError::new(507, "insufficient_storage", "the server's disk is full").should_retry(false)
         }
+        _ if is_exhausted(error) => busy(),
         _ => {
             tracing::error!("a given file cannot be kept: {error}");
             ApiError::new(500, "internal", "a file of the request cannot be kept")

@@ -25,6 +25,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::watch;
 
 use self::index::{At, Index};
+use super::descriptors::is_exhausted;
 use super::error::ApiError;
 use super::id::VideoId;
 use super::job::{Accepted, Record, Snapshot, State};
@@ -280,7 +281,21 @@ impl Jobs {
             other => other,
         }
     }
+
+    /// The same for the threads of device and finisher: where too many files are open, it waits for one.
+    fn write_patiently(&self, id: &VideoId, record: &Record) -> io::Result<()> {
+        let until = Instant::now() + self.pace.patience;
+        loop {
+            match self.write(id, record) {
+                Err(error) if is_exhausted(&error) && Instant::now() < until => std::thread::sleep(LOOK_AGAIN),
+                other => return other,
+            }
+        }
+    }
 }
+
+/// Between two attempts to write a state where no file can be opened.
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
 /// Seconds until the running job should end.
 fn retry_after(index: &Index) -> u32 {

@@ -30,6 +30,7 @@ use tower::ServiceExt;
 use super::body::{Answer, Asked, drain};
 pub use super::connection::Limits;
 use super::connection::{Connection, HANDLING, HEADERS, IDLE};
+use super::descriptors::Descriptors;
 
 /// The open connections of a listener.
 #[derive(Debug, Default)]
@@ -55,13 +56,17 @@ impl Connections {
         (number, connection)
     }
 
-    /// Ends the oldest connection on which no request runs: slow senders of headers cannot keep others out.
-    fn evict(&self) {
+    /// Ends the oldest connection on which no request runs: idle clients and slow senders of headers cannot keep others out.
+    /// Whether there is one.
+    fn evict(&self) -> bool {
         let open = self.lock();
-        let quiet = |connection: &&Arc<Connection>| connection.at.load(Ordering::Acquire) != HANDLING;
-        if let Some(connection) = open.values().find(quiet) {
-            connection.evicted.notify_one();
-        }
+        let quiet = |connection: &&Arc<Connection>| {
+            let is_at_work = connection.at.load(Ordering::Acquire) == HANDLING;
+            !is_at_work && !connection.is_leaving.swap(true, Ordering::AcqRel)
+        };
+        let found = open.values().find(quiet);
+        found.iter().for_each(|connection| connection.evicted.notify_one());
+        found.is_some()
     }
 }
 
@@ -83,6 +88,7 @@ pub async fn serve(
     listener: TcpListener,
     router: Router,
     limits: Limits,
+    files: Descriptors,
     connections: Arc<Connections>,
     mut ending: watch::Receiver<bool>,
 ) {
@@ -90,7 +96,7 @@ pub async fn serve(
     loop {
         let accepted = tokio::select! {
             () = ended(&mut ending) => break,
-            accepted = accept(&listener, &places, &connections) => accepted,
+            accepted = accept(&listener, &places, files, &connections) => accepted,
         };
         let Some((stream, peer, permit)) = accepted else { continue };
         let (number, connection) = connections.enter();
@@ -109,17 +115,24 @@ pub async fn serve(
 async fn accept(
     listener: &TcpListener,
     places: &Arc<Semaphore>,
+    files: Descriptors,
     connections: &Connections,
 ) -> Option<(TcpStream, SocketAddr, OwnedSemaphorePermit)> {
     let (stream, peer) = match listener.accept().await {
         Ok(accepted) => accepted,
         Err(error) => {
-            // Out of file descriptors, mostly: others will end.
+            // Out of file descriptors, mostly: idle clients make room.
+            connections.evict();
             tracing::warn!("a connection was not accepted: {error}");
             tokio::time::sleep(Duration::from_millis(100)).await;
             return None;
         }
     };
+    // One that leaves may be closed a moment later: the reserve covers that.
+    if files.is_short(&stream) && !connections.evict() {
+        tracing::debug!("a connection was closed: the open files that are left are kept for jobs");
+        return None;
+    }
     let permit = match Arc::clone(places).try_acquire_owned() {
         Ok(permit) => permit,
         Err(_) => {

@@ -11,8 +11,9 @@ use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 
-use super::api::{self, App};
+use super::api::{self, App, STREAMS};
 use super::auth::Keys;
+use super::descriptors::Descriptors;
 use super::device::Device;
 use super::fields::Fields;
 use super::health::{Condition, Health};
@@ -22,6 +23,7 @@ use super::jobs::Jobs;
 use super::listen::{self, Connections, Limits};
 use super::metrics::{Metrics, ObservedDevice, ObservedStore, Pulse};
 use super::store::{FileStore, JobStore};
+use super::streams::Streams;
 use super::warm;
 use super::worker::{Factory, Status, Worker};
 use crate::config::{Loaded, Serve};
@@ -96,6 +98,7 @@ impl Server {
                 return Err(StartError::Usage(format!("{flag} {place}: {why}")));
             }
         }
+        let files = Descriptors::raise();
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .max_blocking_threads(BLOCKING)
@@ -108,7 +111,7 @@ impl Server {
         let (ending, streams_end) = watch::channel(false);
         let (closing, connections_end) = watch::channel(false);
         let connections = Arc::<Connections>::default();
-        let opened = Opened { keys, address, ending: streams_end, connections: Arc::clone(&connections) };
+        let opened = Opened { keys, address, files, ending: streams_end, connections: Arc::clone(&connections) };
         let app = Arc::new(open_app(loaded, &options, opened)?);
         let mut metrics_address = None;
         let mut listeners = Vec::new();
@@ -119,11 +122,11 @@ impl Server {
             let router = api::metrics_router(Arc::clone(&app), bound);
             let own = Arc::<Connections>::default();
             let ends = connections_end.clone();
-            listeners.push(runtime.spawn(listen::serve(listener, router, options.limits, own, ends)));
+            listeners.push(runtime.spawn(listen::serve(listener, router, options.limits, files, own, ends)));
         }
         let router = api::router(Arc::clone(&app)).map_err(StartError::Usage)?;
         app.fields.warm_shapes().map_err(StartError::Usage)?;
-        let serving = listen::serve(listener, router, options.limits, connections, connections_end);
+        let serving = listen::serve(listener, router, options.limits, files, connections, connections_end);
         listeners.push(runtime.spawn(serving));
         // What a warm-up starts from is made first, which takes its time.
         let worker = begin_work(&app, factory)?;
@@ -242,6 +245,7 @@ impl Server {
 struct Opened {
     keys: Arc<Keys>,
     address: SocketAddr,
+    files: Descriptors,
     ending: watch::Receiver<bool>,
     connections: Arc<Connections>,
 }
@@ -260,7 +264,7 @@ fn open_app(loaded: Loaded, options: &Options, opened: Opened) -> Result<App, St
     let ids = Ids::behind(jobs.last_id().as_ref());
     let inputs = Arc::new(Inputs::open(inputs).map_err(StartError::io("the inputs"))?);
     let fields = Arc::new(Fields::new(loaded.clone(), inputs, ids));
-    let [streams, bodies, entries] = App::places(&serve);
+    let [bodies, entries] = App::places(&serve);
     Ok(App {
         names: fields.model_names(),
         loaded,
@@ -276,8 +280,9 @@ fn open_app(loaded: Loaded, options: &Options, opened: Opened) -> Result<App, St
         connections: opened.connections,
         bound: opened.address,
         created: now(),
+        files: opened.files,
         ending: opened.ending,
-        streams,
+        streams: Streams::new(STREAMS),
         bodies,
         entries,
         events: AtomicU64::new(1),

@@ -12,8 +12,9 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
+use super::descriptors::is_exhausted;
 use super::device::{Device, Made, Order, RunError, Stop};
-use super::error::Failure;
+use super::error::{Failure, OUT_OF_FILES};
 use super::id::VideoId;
 use super::job::Produced;
 use super::jobs::{Jobs, Running};
@@ -23,7 +24,7 @@ use crate::contained::panic_message;
 /// Builds the device, on the thread that owns it.
 pub type Factory = Box<dyn FnOnce() -> Result<Box<dyn Device>, String> + Send>;
 
-/// How often a finished video tries again on a full disk.
+/// How often a video tries again on a full disk, or where no file can be opened.
 const TRY_AGAIN: Duration = Duration::from_millis(500);
 
 /// Where the threads are.
@@ -182,9 +183,7 @@ fn run_and_hand_on(
     running: &Arc<Running>,
     finisher: &SyncSender<Finishing>,
 ) -> Result<(), String> {
-    let mut watch = |moment| jobs.moment(running, moment);
-    let result = AssertUnwindSafe(|| device.run(&running.order, &mut watch));
-    match catch_unwind(result).unwrap_or_else(|panic| Err(RunError::Device(panic_message(&*panic)))) {
+    match run_patiently(jobs, device, running) {
         Ok(made) => {
             // It may have been noted as not loaded: another job of its shape did not fit.
             running.order.jobs.iter().for_each(|job| jobs.is_warm(job));
@@ -196,6 +195,11 @@ fn run_and_hand_on(
             Ok(())
         }
         Err(RunError::Stopped(Stop::Cancelled)) => Ok(()),
+        // The next start may find what this one lacks.
+        Err(RunError::Job(failure)) if failure.code == OUT_OF_FILES && jobs.is_draining() => {
+            jobs.requeue(running);
+            Ok(())
+        }
         Err(RunError::Device(reason)) => Err(reason),
         Err(RunError::Job(failure)) if running.order.jobs.len() == 1 => {
             let job = &running.order.jobs[0];
@@ -210,6 +214,27 @@ fn run_and_hand_on(
         Err(RunError::Job(_)) => {
             let each = running.alone().into_iter().filter(|alone| !alone.is_unwanted());
             each.map(Arc::new).try_for_each(|alone| run_and_hand_on(jobs, device, &alone, finisher))
+        }
+    }
+}
+
+/// Runs an order. Where no file can be opened, it is tried again for a while.
+fn run_patiently(jobs: &Jobs, device: &mut dyn Device, running: &Arc<Running>) -> Result<Vec<Box<dyn Made>>, RunError> {
+    let until = Instant::now() + jobs.patience();
+    loop {
+        let mut watch = |moment| jobs.moment(running, moment);
+        let result = AssertUnwindSafe(|| device.run(&running.order, &mut watch));
+        let result = catch_unwind(result).unwrap_or_else(|panic| Err(RunError::Device(panic_message(&*panic))));
+        let waits = |failure: &Failure| {
+            let has_time = Instant::now() < until && !running.is_unwanted() && !jobs.is_draining();
+            failure.code == OUT_OF_FILES && has_time
+        };
+        match &result {
+            Err(RunError::Job(failure)) if waits(failure) => {
+                tracing::warn!("too many files are open: the running video waits");
+                std::thread::sleep(TRY_AGAIN);
+            }
+            _ => return result,
         }
     }
 }
@@ -258,7 +283,7 @@ fn finish_all(jobs: &Jobs, status: &Told, receiver: &Receiver<Finishing>) {
     });
 }
 
-/// Writes a video. On a full disk it frees what there is, and tries for a while.
+/// Writes a video. On a full disk it frees what there is, and tries for a while; so it does where no file can be opened.
 fn finish(jobs: &Jobs, mut finishing: Finishing) {
     let Finishing { id, made, folder, cancelled, .. } = &mut finishing;
     let until = Instant::now() + jobs.patience();
@@ -281,6 +306,7 @@ fn finish(jobs: &Jobs, mut finishing: Finishing) {
         let kept = attempt.and_then(|()| match written.clone().map(|produced| jobs.completed(id, produced)) {
             None | Some(Ok(())) => Ok(()),
             Some(Err(error)) if is_full(&error) => Err(Failure::new("storage_full", "the server's disk is full")),
+            Some(Err(error)) if is_exhausted(&error) => Err(Failure::out_of_files()),
             Some(Err(error)) => {
                 tracing::error!(%id, "its end cannot be kept: {error}");
                 Err(Failure::new("internal", "the job's end could not be kept"))
@@ -288,18 +314,20 @@ fn finish(jobs: &Jobs, mut finishing: Finishing) {
         });
         match kept {
             Ok(()) => return,
-            Err(failure) if failure.code == "storage_full" && Instant::now() < until => {
+            Err(failure) if failure.is_passing() && Instant::now() < until => {
                 if jobs.is_draining() {
                     // The next start finds it running, with its steps.
-                    tracing::warn!(%id, "the disk is full: the video is made again at the next start");
+                    tracing::warn!(%id, "{}: the video is made again at the next start", failure.message);
                     return;
                 }
-                jobs.make_room();
+                if failure.code != OUT_OF_FILES {
+                    jobs.make_room();
+                }
                 std::thread::sleep(TRY_AGAIN);
             }
             Err(failure) => {
                 // A full disk has no room for them either.
-                if written.is_none() && failure.code != "storage_full" {
+                if written.is_none() && !failure.is_passing() {
                     made.keep(folder);
                 }
                 jobs.failed(id, failure);

@@ -12,7 +12,7 @@ use crate::support::needs;
 
 const KEYS: &str = "anna:key-of-anna\nbert:key-of-bert\nroot*:key-of-root\n";
 
-fn keys(folder: &Path, text: &str, mode: u32) -> PathBuf {
+pub fn keys(folder: &Path, text: &str, mode: u32) -> PathBuf {
     let path = folder.join("keys");
     std::fs::write(&path, text).expect("written");
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).expect("a mode");

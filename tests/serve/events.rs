@@ -92,21 +92,32 @@ fn streams_end_with_the_server() {
 }
 
 #[needs(nothing)]
-fn streams_are_bounded_and_their_places_come_back() {
-    let site = Site::new(&[]);
-    let id = site.create("steps=4000 ms=10");
+fn streams_are_bounded_and_shared_and_their_places_come_back() {
+    // One client gets half of all, whoever comes later half of what is left: none takes all.
+    const SHARES: [usize; 9] = [128, 64, 32, 16, 8, 4, 2, 1, 1];
+    let folder = tempfile::tempdir().expect("a folder");
+    let keys: String = (0..SHARES.len()).map(|n| format!("k{n}*:key-number-{n}\n")).collect();
+    let keys = crate::auth::keys(folder.path(), &keys, 0o600);
+    let site = Site::new(&[&format!("api_key_file={}", keys.display())]);
+    let client = |n: usize| site.client().with("authorization", &format!("Bearer key-number-{n}"));
+    let made = client(0).send("POST", "/v1/videos", Some(&crate::site::body("steps=4000 ms=10"))).json();
+    let id = made["id"].as_str().expect("an id");
     let path = format!("/v1/videos/{id}/events");
-    let mut streams: Vec<Events> = (0..256).map(|_| Events::of(&site, &path)).collect();
+    let mut streams: Vec<Events> = Vec::new();
+    for (n, share) in SHARES.into_iter().enumerate() {
+        streams.extend((0..share).map(|_| Events::open(client(n), &path)));
+        let refused = client(n).get(&path);
+        let status = if streams.len() < 256 { 429 } else { 503 };
+        assert_eq!((refused.error().0, refused.error().1.as_str()), (status, "too_many_streams"), "{n}");
+    }
     // Each is told of steps, and goes on to be.
     for _ in 0..2 {
         assert!(streams.iter_mut().all(|stream| stream.next().is_some()));
     }
-    let refused = site.get(&path);
-    assert_eq!((refused.error().0, refused.error().1.as_str()), (503, "too_many_streams"));
-    assert!(site.get("/metrics").text().contains("ltx2_http_streams 256"));
+    assert!(client(0).get("/metrics").text().contains("ltx2_http_streams 256"));
     drop(streams);
-    crate::scripted::until("places", || site.get("/metrics").text().contains("ltx2_http_streams 0"));
-    site.send("DELETE", &format!("/v1/videos/{id}"), None);
+    crate::scripted::until("places", || client(0).get("/metrics").text().contains("ltx2_http_streams 0"));
+    client(0).send("DELETE", &format!("/v1/videos/{id}"), None);
     site.end();
 }
 

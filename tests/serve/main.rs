@@ -12,6 +12,7 @@ mod auth;
 mod command;
 mod container;
 mod crash;
+mod descriptors;
 mod disk;
 mod edits;
 mod events;

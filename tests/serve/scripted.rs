@@ -45,6 +45,8 @@ pub struct Log {
     ended: Mutex<Option<Instant>>,
     /// Whether a device that hangs goes on.
     pub released: AtomicBool,
+    /// Whether a device has found no open file.
+    lacked: AtomicBool,
 }
 
 /// The scripted device.
@@ -154,6 +156,9 @@ impl ScriptedDevice {
                 Err(RunError::Job(Failure::field("invalid_video", "input_video", why)))
             }
             Some("large") => Err(RunError::Job(Failure::field("too_large", "size", "it needs 90 GiB of 80 GiB"))),
+            Some("files_once") if !self.log.lacked.swap(true, Ordering::AcqRel) => {
+                Err(RunError::Job(Failure::out_of_files()))
+            }
             Some("device") => Err(RunError::Device("the accelerator is gone".into())),
             Some("panic") => panic!("the device's thread panics"),
             Some("hang") => {
@@ -243,6 +248,9 @@ impl Made for ScriptedMade {
             _ => {}
         }
         let full = |error: media::Error| {
+            if error.to_string().contains("(os error 24)") {
+                return Failure::out_of_files();
+            }
             let is_full = error.to_string().contains("No space left");
             Failure::new(if is_full { "storage_full" } else { "internal" }, error.to_string())
         };

@@ -18,6 +18,7 @@ use super::errors::internal;
 use super::guard::About;
 use super::videos::Id;
 use super::{App, blocking};
+use crate::serve::descriptors::{Descriptors, busy, is_exhausted};
 use crate::serve::error::ApiError;
 use crate::serve::id::VideoId;
 use crate::serve::job::State as JobState;
@@ -91,19 +92,25 @@ pub(super) async fn of_video(app: &App, id: &VideoId, headers: &HeaderMap) -> Re
 }
 
 async fn file_of(app: &App, id: &VideoId, variant: Variant, headers: &HeaderMap) -> Result<Response, ApiError> {
-    let (jobs, wanted) = (Arc::clone(&app.jobs), id.clone());
-    let source = blocking(move || open(&jobs, &wanted, variant)).await?;
+    let (jobs, files, wanted) = (Arc::clone(&app.jobs), app.files, id.clone());
+    let source = blocking(move || open(&jobs, files, &wanted, variant)).await?;
     respond(source, id, variant, headers)
 }
 
 /// Opens a file of a job.
-fn open(jobs: &Jobs, id: &VideoId, variant: Variant) -> Result<Source, ApiError> {
+fn open(jobs: &Jobs, files: Descriptors, id: &VideoId, variant: Variant) -> Result<Source, ApiError> {
     let file = jobs.open_file(id, variant).map_err(|error| {
+        if is_exhausted(&error) {
+            return busy();
+        }
         if error.kind() != io::ErrorKind::NotFound {
             tracing::warn!(%id, "{} of a job cannot be opened: {error}", variant.name());
         }
         ApiError::new(404, "no_such_file", format!("the video has no {}", variant.name()))
     })?;
+    if files.is_short(&file) {
+        return Err(busy());
+    }
     let length = file.metadata().map_err(internal)?.len();
     if variant != Variant::Sidecar {
         return Ok(Source::File(file, length));

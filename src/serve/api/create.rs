@@ -250,7 +250,7 @@ async fn read(app: &App, request: Request) -> Result<Form, ApiError> {
         "multipart/form-data" => {
             let form = Multipart::from_request(request, &()).await;
             let why = "the form has no boundary: send `multipart/form-data; boundary=…`";
-            Form::multipart(form.map_err(|_| ApiError::new(400, "invalid_multipart", why))?, &app.tmp).await
+            Form::multipart(form.map_err(|_| ApiError::new(400, "invalid_multipart", why))?, &app.tmp, app.files).await
         }
         _ => {
             let why = "send the fields as application/json or multipart/form-data";

@@ -12,17 +12,18 @@
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use axum::Extension;
 use axum::body::{Body, Bytes};
-use axum::extract::State;
+use axum::extract::{ConnectInfo, State};
 use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
-use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
+use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::App;
@@ -34,6 +35,7 @@ use crate::serve::job::{Progress, Snapshot, State as JobState};
 use crate::serve::jobs::{Caller, ListQuery};
 use crate::serve::listen::ended;
 use crate::serve::objects;
+use crate::serve::streams::{Client, Place, Refused};
 
 /// Milliseconds after which a client comes again.
 const RETRY: &str = "retry: 2000\n\n";
@@ -49,7 +51,7 @@ struct Stream {
     app: Arc<App>,
     to: mpsc::Sender<Result<Bytes, Infallible>>,
     ending: watch::Receiver<bool>,
-    _place: OwnedSemaphorePermit,
+    _place: Place,
 }
 
 impl Drop for Stream {
@@ -68,11 +70,16 @@ enum Next {
 
 impl Stream {
     /// A new stream and its answer.
-    fn open(app: &Arc<App>) -> Result<(Stream, Response), ApiError> {
-        let Ok(place) = Arc::clone(&app.streams).try_acquire_owned() else {
-            let message = "too many streams of events are open";
-            return Err(ApiError::new(503, "too_many_streams", message).retry_after(5));
-        };
+    fn open(app: &Arc<App>, client: Client) -> Result<(Stream, Response), ApiError> {
+        let place = app.streams.enter(client).map_err(|refused| {
+            let (status, message) = match refused {
+                Refused::Full => (503, "too many streams of events are open".into()),
+                Refused::Share(own) => {
+                    (429, format!("this client has {own} open streams of events; close some of them"))
+                }
+            };
+            ApiError::new(status, "too_many_streams", message).retry_after(5)
+        })?;
         let (to, from) = mpsc::channel(4);
         app.metrics.stream(1);
         let stream = Stream { app: Arc::clone(app), to, ending: app.ending.clone(), _place: place };
@@ -121,10 +128,11 @@ impl Stream {
 pub(super) async fn of_video(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
+    ConnectInfo(peer): ConnectInfo<SocketAddr>,
     Id(id): Id,
 ) -> Result<Response, ApiError> {
     let changes = app.jobs.watch(&caller, &id)?;
-    let (stream, mut response) = Stream::open(&app)?;
+    let (stream, mut response) = Stream::open(&app, Client::of(&caller, Some(peer)))?;
     response.extensions_mut().insert(About(id.to_string()));
     tokio::spawn(tell_video(stream, changes));
     Ok(response)
@@ -161,8 +169,9 @@ async fn tell_video(mut stream: Stream, mut changes: watch::Receiver<Snapshot>) 
 pub(super) async fn of_queue(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
+    ConnectInfo(peer): ConnectInfo<SocketAddr>,
 ) -> Result<Response, ApiError> {
-    let (stream, response) = Stream::open(&app)?;
+    let (stream, response) = Stream::open(&app, Client::of(&caller, Some(peer)))?;
     tokio::spawn(tell_queue(stream, caller));
     Ok(response)
 }

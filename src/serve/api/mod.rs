@@ -27,6 +27,7 @@ pub(super) use probes::platform;
 pub(super) use router::{metrics_router, router};
 
 use super::auth::Keys;
+use super::descriptors::Descriptors;
 use super::error::ApiError;
 use super::fields::Fields;
 use super::health::Health;
@@ -34,10 +35,11 @@ use super::jobs::Jobs;
 use super::listen::Connections;
 use super::metrics::{Metrics, Pulse};
 use super::store::JobStore;
+use super::streams::Streams;
 use crate::config::{Loaded, Serve};
 
 /// Streams of events at once.
-const STREAMS: usize = 256;
+pub(super) const STREAMS: usize = 256;
 /// Bodies of the longest that are read at once.
 const BODIES: u64 = 8;
 /// Bodies that are made into jobs at once: their images are decoded and written.
@@ -63,9 +65,11 @@ pub(super) struct App {
     /// Names of the model, the first of which answers say.
     pub(super) names: Vec<String>,
     pub(super) created: u64,
+    /// The limit of open files.
+    pub(super) files: Descriptors,
     /// Whether streams are to end.
     pub(super) ending: watch::Receiver<bool>,
-    pub(super) streams: Arc<Semaphore>,
+    pub(super) streams: Arc<Streams>,
     /// KiB of bodies that are read.
     pub(super) bodies: Arc<Semaphore>,
     /// Requests that are made into jobs.
@@ -75,10 +79,10 @@ pub(super) struct App {
 }
 
 impl App {
-    /// Places for streams, bodies, and requests that are made into jobs.
-    pub(super) fn places(serve: &Serve) -> [Arc<Semaphore>; 3] {
+    /// Places for bodies, and for requests that are made into jobs.
+    pub(super) fn places(serve: &Serve) -> [Arc<Semaphore>; 2] {
         let kib = usize::try_from(BODIES * serve.body_limit.0.div_ceil(1024)).unwrap_or(Semaphore::MAX_PERMITS);
-        [STREAMS, kib.min(Semaphore::MAX_PERMITS), ENTRIES].map(|places| Arc::new(Semaphore::new(places)))
+        [kib.min(Semaphore::MAX_PERMITS), ENTRIES].map(|places| Arc::new(Semaphore::new(places)))
     }
 
     /// The template of a route, for labels.

@@ -8,7 +8,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
 
-use super::App;
+use super::{App, blocking};
 use crate::serve::health::Condition;
 use crate::serve::metrics::Now;
 
@@ -17,7 +17,7 @@ pub(super) async fn live() -> Response {
 }
 
 pub(super) async fn health(State(app): State<Arc<App>>) -> Response {
-    match ill(&app) {
+    match ill(&app).await {
         Some((word, reason)) => status(503, word, Some(reason)),
         None => status(200, "ok", None),
     }
@@ -27,23 +27,39 @@ pub(super) async fn ready(State(app): State<Arc<App>>) -> Response {
     if app.jobs.is_draining() {
         return status(503, "draining", Some("the server ends".into()));
     }
-    match ill(&app) {
+    match ill(&app).await {
         Some((word, reason)) => status(503, word, Some(reason)),
         None => status(200, "ready", None),
     }
 }
 
 /// Why the server cannot make videos now.
-fn ill(app: &App) -> Option<(&'static str, String)> {
+async fn ill(app: &Arc<App>) -> Option<(&'static str, String)> {
     match app.health.now() {
         Condition::Starting => Some(("starting", "the model is loaded and its programs are compiled".into())),
         Condition::Failed(why) => Some(("device_failed", why)),
         Condition::Ready => {
-            let stage = app.pulse.stuck(app.health.patience())?;
-            let stage = json!(stage);
-            Some(("stuck", format!("the device has not moved for long, at {}", stage.as_str().unwrap_or("work"))))
+            if let Some(stage) = app.pulse.stuck(app.health.patience()) {
+                let stage = json!(stage);
+                return Some((
+                    "stuck",
+                    format!("the device has not moved for long, at {}", stage.as_str().unwrap_or("work")),
+                ));
+            }
+            let app = Arc::clone(app);
+            // A disk and a file are asked.
+            blocking(move || Ok(lack(&app))).await.unwrap_or(None)
         }
     }
+}
+
+/// What requests and jobs find none of: room on the disk, or open files.
+fn lack(app: &App) -> Option<(&'static str, String)> {
+    if app.jobs.lacks_room() {
+        let why = "the disk is full (serve.min_free, serve.disk): requests are answered with 507 until there is room";
+        return Some(("insufficient_storage", why.into()));
+    }
+    app.files.shortage().map(|why| ("out_of_files", why))
 }
 
 fn status(code: u16, word: &str, reason: Option<String>) -> Response {

@@ -9,14 +9,17 @@ use tokio::io::AsyncWriteExt;
 
 use super::brackets::{Branch, root};
 use super::{FilePart, Form, MAX_FIELDS, MAX_PARTS, MAX_TEXT, check_text, invalid, shown, too_many};
+use crate::serve::descriptors::{Descriptors, busy, is_exhausted};
 use crate::serve::error::ApiError;
+use crate::serve::fields::takes_file;
 
 impl Form {
     /// A form; its files are kept in `tmp`.
     ///
     /// # Errors
-    /// `invalid_multipart`, and 413 where the body is too long; names and text that no field may have; a full disk.
-    pub async fn multipart(mut body: Multipart, tmp: &Path) -> Result<Form, ApiError> {
+    /// `invalid_multipart`, and 413 where the body is too long; names and text that no field may have; an empty file; a full disk,
+    /// and too many open files.
+    pub async fn multipart(mut body: Multipart, tmp: &Path, limit: Descriptors) -> Result<Form, ApiError> {
         let (mut tree, mut parts, mut fields, mut files, mut text) = (Branch::default(), Vec::new(), 0, 0, 0);
         let mut hash = Sha256::new().chain_update(b"form\0");
         while let Some(field) = body.next_field().await.map_err(broken)? {
@@ -27,9 +30,13 @@ impl Form {
                 true if files == MAX_PARTS => return Err(too_many("files", MAX_PARTS)),
                 true => {
                     files += 1;
-                    let (part, digest) = file(field, own, tmp).await?;
+                    // A browser sends an empty part without a file name where no file is chosen.
+                    let is_chosen = field.file_name().is_none_or(|name| !name.is_empty());
+                    let (part, digest) = file(field, own, tmp, limit).await?;
                     let empty = part.bytes == 0;
-                    // A form without a chosen file sends an empty one.
+                    if empty && is_chosen {
+                        return Err(no_contents(&part.field));
+                    }
                     if !empty {
                         parts.push(part);
                     }
@@ -41,6 +48,9 @@ impl Form {
                     let value = read_text(field, &own, &mut text).await?;
                     let digest: [u8; 32] = Sha256::digest(value.as_bytes()).into();
                     let empty = value.is_empty();
+                    if empty && takes_file(&name) {
+                        return Err(no_contents(&own));
+                    }
                     if !empty {
                         check_text(&own, &value.as_str().into())?;
                         tree.add(&name, value)?;
@@ -85,18 +95,28 @@ async fn read_text(mut field: Field<'_>, name: &str, total: &mut u64) -> Result<
 }
 
 /// A part as a file, and its SHA-256.
-async fn file(mut field: Field<'_>, name: String, tmp: &Path) -> Result<(FilePart, [u8; 32]), ApiError> {
+async fn file(
+    mut field: Field<'_>,
+    name: String,
+    tmp: &Path,
+    limit: Descriptors,
+) -> Result<(FilePart, [u8; 32]), ApiError> {
     let unkept = |error: std::io::Error| match error.kind() {
         std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => {
             ApiError::new(507, "insufficient_storage", "the server's disk is full").should_retry(false)
         }
+        _ if is_exhausted(&error) => busy(),
         _ => ApiError::new(500, "internal", "a file of the request cannot be kept"),
     };
     // Browsers of old send a path.
     let client = field.file_name().and_then(|own| own.rsplit(['/', '\\']).next()).unwrap_or_default();
     let client = shown(client);
-    let file = tempfile::Builder::new().prefix(".part-").tempfile_in(tmp).map_err(unkept)?;
-    let mut out = tokio::fs::File::from_std(file.as_file().try_clone().map_err(unkept)?);
+    // Closed once it is written: a request holds one descriptor for its files, however many it has.
+    let (out, file) = tempfile::Builder::new().prefix(".part-").tempfile_in(tmp).map_err(unkept)?.into_parts();
+    if limit.is_short(&out) {
+        return Err(busy());
+    }
+    let mut out = tokio::fs::File::from_std(out);
     let (mut bytes, mut hash) = (0, Sha256::new());
     while let Some(chunk) = field.chunk().await.map_err(broken)? {
         bytes += chunk.len() as u64;
@@ -105,6 +125,11 @@ async fn file(mut field: Field<'_>, name: String, tmp: &Path) -> Result<(FilePar
     }
     out.flush().await.map_err(unkept)?;
     Ok((FilePart { field: name, name: client, file, bytes }, hash.finalize().into()))
+}
+
+/// A file without contents, which is none.
+fn no_contents(field: &str) -> ApiError {
+    invalid(field, format!("field '{field}': the file is empty"))
 }
 
 fn malformed(why: &str) -> ApiError {

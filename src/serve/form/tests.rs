@@ -7,6 +7,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::Form;
+use crate::serve::descriptors::Descriptors;
 use crate::serve::error::ApiError;
 
 /// A part of a form: its head behind `form-data`, and its contents.
@@ -34,7 +35,7 @@ pub(in crate::serve) fn read_bytes(content_type: &str, bytes: Vec<u8>) -> Result
         let request = request.body(Body::from(bytes)).expect("a request");
         let multipart = Multipart::from_request(request, &()).await;
         let multipart = multipart.map_err(|e| ApiError::new(400, "invalid_multipart", e.body_text()))?;
-        Form::multipart(multipart, &std::env::temp_dir()).await
+        Form::multipart(multipart, &std::env::temp_dir(), Descriptors::of(u64::MAX)).await
     })
 }
 
@@ -129,6 +130,30 @@ fn files_go_to_the_disk() {
     assert!(!path.display().to_string().contains("passwd"));
     drop(given);
     assert!(!path.exists(), "it goes with the form");
+}
+
+/// An empty file is no file: without an error it would make another video than the client means.
+#[test]
+fn empty_files_are_refused() {
+    for head in [
+        "name=\"input_reference\"; filename=\"a.png\"",
+        "name=\"images[]\"; filename=\"a.png\"",
+        "name=\"video\"\r\nContent-Type: video/mp4",
+        "name=\"input_reference\"",
+        "name=\"input_reference[image_url]\"",
+        "name=\"input_audio\"",
+    ] {
+        let error = form(&[("name=\"prompt\"", b"a"), (head, b"")]).expect_err(head);
+        assert_eq!((error.status, error.code), (400, "invalid_value"), "{head}");
+        assert!(
+            error.message.contains("is empty") && head.contains(error.param.as_deref().expect("a field")),
+            "{error}"
+        );
+    }
+    // No file is chosen; members that are no contents.
+    for head in ["name=\"input_reference\"; filename=\"\"", "name=\"images[][strength]\"", "name=\"user\""] {
+        assert!(form(&[("name=\"prompt\"", b"a"), (head, b"")]).is_ok(), "{head}");
+    }
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 
 use super::index::{At, Entry, Index};
 use super::{Caller, Jobs, missing, no_room};
+use crate::serve::descriptors::{busy, is_exhausted};
 use crate::serve::error::{ApiError, Failure};
 use crate::serve::id::VideoId;
 use crate::serve::job::{Produced, Record, Snapshot, State};
@@ -163,7 +164,7 @@ impl Jobs {
         }
         let record = end(&entry.record);
         drop(index);
-        let mut written = self.write(id, &record);
+        let mut written = self.write_patiently(id, &record);
         if written.as_ref().is_err_and(is_full) && record.state == State::Failed {
             // What was written of its video may be all that is in the way.
             self.store.forget_run(id, false);
@@ -221,8 +222,9 @@ impl Jobs {
 
 fn unwritten(id: &VideoId, error: &io::Error) -> ApiError {
     tracing::error!(%id, "its state cannot be written: {error}");
-    match is_full(error) {
-        true => no_room(),
-        false => ApiError::new(500, "internal", "the job's state could not be kept"),
+    match error {
+        error if is_full(error) => no_room(),
+        error if is_exhausted(error) => busy(),
+        _ => ApiError::new(500, "internal", "the job's state could not be kept"),
     }
 }

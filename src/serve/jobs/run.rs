@@ -281,7 +281,7 @@ impl Jobs {
             let record = Record { state: State::Queued, attempts, ..Record::clone(&entry.record) };
             let is_over = entry.record.state.is_terminal();
             drop(index);
-            let written = if is_over { Ok(()) } else { self.write(id, &record) };
+            let written = if is_over { Ok(()) } else { self.write_patiently(id, &record) };
             if let Err(error) = &written {
                 tracing::error!(%id, "it is found as running at the next start: {error}");
             }

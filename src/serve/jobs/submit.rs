@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use super::index::{At, Entry, Index, Named, Place, RequestName, Waiting, key_of};
 use super::waiters::{Waiter, count};
 use super::{Caller, Jobs, Submitted, Ticket, no_room, retry_after};
+use crate::serve::descriptors::{busy, is_exhausted};
 use crate::serve::error::ApiError;
 use crate::serve::job::{Accepted, Record, Snapshot};
 use crate::serve::schedule::Candidate;
@@ -114,9 +115,10 @@ impl Jobs {
         let unkept = Unkept { jobs: self, accepted: &accepted };
         if let Err(error) = self.store.create(&accepted) {
             tracing::error!(id = %accepted.id, "a job is not taken: {error}");
-            return Err(match is_full(&error) {
-                true => no_room(),
-                false => ApiError::new(500, "internal", "the job could not be kept"),
+            return Err(match error {
+                error if is_full(&error) => no_room(),
+                error if is_exhausted(&error) => busy(),
+                _ => ApiError::new(500, "internal", "the job could not be kept"),
             });
         }
         std::mem::forget(unkept);

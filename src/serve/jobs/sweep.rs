@@ -134,6 +134,16 @@ impl Jobs {
         !self.is_over(self.store.usage())
     }
 
+    /// Whether requests are refused for want of room, after what can be removed was; asks for a sweep where none was made yet.
+    pub fn lacks_room(&self) -> bool {
+        let is_over = self.is_over(self.store.usage());
+        if is_over && !self.is_short_of_disk() {
+            self.ask_sweep();
+            return false;
+        }
+        is_over
+    }
+
     /// Asks the thread in [`Jobs::sweep_for_good`] for a sweep.
     pub(super) fn ask_sweep(&self) {
         *self.sweeps.0.lock().unwrap_or_else(PoisonError::into_inner) = true;

@@ -1,14 +1,24 @@
 //! Errors of the pipeline, as jobs fail by them.
 
+use super::super::descriptors::is_caused_by_exhaustion;
 use super::{Failure, PipelineError, RunError, one_line};
+use crate::media;
 use crate::runtime::RuntimeError;
 
-/// Meaning of an error for the job, and for those behind it. Where results are kept is logged, and not told to clients.
+/// Meaning of an error for the job, and for those behind it. Where results are kept, and what other programs print, is logged, and
+/// not told to clients.
 pub(super) fn of(error: &PipelineError) -> RunError {
-    if matches!(error, PipelineError::Kept { .. }) {
+    let is_shortened = media_error(error).is_some_and(|error| own_words(error).is_some());
+    if matches!(error, PipelineError::Kept { .. }) || is_shortened {
         tracing::error!("{}", one_line(error));
     }
-    let error = error.cause();
+    match by_kind(error.cause()) {
+        RunError::Job(_) if is_caused_by_exhaustion(error) => RunError::Job(Failure::out_of_files()),
+        other => other,
+    }
+}
+
+fn by_kind(error: &PipelineError) -> RunError {
     let job = |code: &str, message: String| RunError::Job(Failure::new(code, message));
     match error {
         PipelineError::NotFinite(what) => job("not_finite", format!("{what} hold values that are not finite")),
@@ -21,7 +31,7 @@ pub(super) fn of(error: &PipelineError) -> RunError {
                 "request.audio" | "request.audio_latents" => ("invalid_audio", "input_audio"),
                 _ => ("invalid_image", "input_reference"),
             };
-            RunError::Job(Failure::field(code, field, told(error)))
+            RunError::Job(Failure::field(code, field, of_given(error, field)))
         }
         PipelineError::Runtime(RuntimeError::OutOfMemory { .. }) => {
             RunError::Job(Failure::field("too_large", "size", "the device has too little memory for it"))
@@ -40,9 +50,70 @@ pub(super) fn of(error: &PipelineError) -> RunError {
     }
 }
 
-/// An error on one line without places on this machine: of a path, its last part.
+/// An error on one line without places on this machine and names of the store: of a path, its last part.
 pub(super) fn told(error: &PipelineError) -> String {
-    without_folders(&one_line(error))
+    match media_error(error).and_then(own_words) {
+        Some(words) => words.into(),
+        None => without_stored(&without_folders(&one_line(error)), "the file"),
+    }
+}
+
+/// The same of a file that a field gives: the client knows it by that field alone.
+fn of_given(error: &PipelineError, field: &str) -> String {
+    use media::Error::{Clip, Image, Png, Sound, Wav};
+    let why = match media_error(error) {
+        Some(
+            Clip { reason, .. }
+            | Sound { reason, .. }
+            | Wav { reason, .. }
+            | Image { message: reason, .. }
+            | Png { message: reason, .. },
+        ) => without_folders(&reason.split_whitespace().collect::<Vec<_>>().join(" ")),
+        _ => told(error),
+    };
+    let why = without_stored(&why, "it");
+    let why = why.strip_prefix("it: ").unwrap_or(&why);
+    format!("{field}: {why}")
+}
+
+/// The error of media that is behind an error.
+fn media_error(error: &PipelineError) -> Option<&media::Error> {
+    match error {
+        PipelineError::Media(error) | PipelineError::Output { source: error, .. } => Some(error),
+        PipelineError::Given { source, .. } | PipelineError::Kept { source, .. } => media_error(source),
+        _ => None,
+    }
+}
+
+/// The server's own words for errors of another program, whose output may name anything.
+fn own_words(error: &media::Error) -> Option<&'static str> {
+    match error {
+        media::Error::Ffmpeg { .. } => Some("ffmpeg cannot decode or encode it"),
+        media::Error::FfmpegMissing { .. } | media::Error::NoDecoder { .. } | media::Error::ImageH264 { .. } => {
+            Some("the server has no decoder or encoder for it")
+        }
+        _ => None,
+    }
+}
+
+/// Text without names of the store, which are a hash each; words stand for them.
+fn without_stored(text: &str, words: &str) -> String {
+    const HASH: usize = 64;
+    let (mut told, mut rest) = (String::new(), text);
+    let is_hash = |at: usize, text: &str| {
+        let hash = text.as_bytes().get(at..at + HASH);
+        hash.is_some_and(|hash| hash.iter().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(b)))
+    };
+    while let Some(at) = (0..rest.len()).find(|at| is_hash(*at, rest)) {
+        told.push_str(&rest[..at]);
+        told.push_str(words);
+        rest = &rest[at + HASH..];
+        let extension =
+            rest.strip_prefix('.').map_or(0, |rest| 1 + rest.bytes().take_while(u8::is_ascii_alphanumeric).count());
+        // A point that ends a sentence is no extension.
+        rest = &rest[if extension > 1 { extension } else { 0 }..];
+    }
+    told + rest
 }
 
 /// Text with the last part of each path alone. An absolute one may have spaces: it goes on to a mark or to the end, so that words
@@ -108,6 +179,42 @@ mod tests {
         }
         let error = PipelineError::Usage("a".into());
         assert!(matches!(of(&error), RunError::Job(Failure { code, .. }) if code == "internal"));
+    }
+
+    /// Clients know a file by its field; what ffmpeg prints, and the store's names, are the server's.
+    #[test]
+    fn names_of_the_store_and_words_of_ffmpeg_are_not_told() {
+        let hash = "0123456789abcdef".repeat(4);
+        let file = std::path::PathBuf::from(format!("/srv/state/inputs/{hash}.mp4"));
+        let given = |error| PipelineError::Given { key: "request.video", source: Box::new(error) };
+        let message = |error: PipelineError| match of(&error) {
+            RunError::Job(failure) => failure.message,
+            other => panic!("{other:?}"),
+        };
+        let tail = format!("[mov,mp4 @ 0x55] moov atom not found | {}: Invalid data", file.display());
+        let ffmpeg =
+            || media::Error::Ffmpeg { path: file.clone(), status: "exit status: 1".into(), tail: tail.clone() };
+        assert_eq!(message(given(ffmpeg().into())), "input_video: ffmpeg cannot decode or encode it");
+        assert_eq!(message(ffmpeg().into()), "ffmpeg cannot decode or encode it");
+        let cut = media::Error::Clip { path: file.clone(), reason: "it is cut off\nat frame 3".into() };
+        assert_eq!(message(given(cut.into())), "input_video: it is cut off at frame 3");
+        let usage = format!("{}: it is cut off. See {hash}.", file.display());
+        assert_eq!(message(given(PipelineError::Usage(usage.clone()))), "input_video: it is cut off. See it.");
+        assert_eq!(message(PipelineError::Usage(usage)), "the file: it is cut off. See the file.");
+        assert_eq!(without_stored(&format!("é{hash}é"), "it"), "éité");
+    }
+
+    #[test]
+    fn a_job_without_open_files_waits() {
+        let error = || std::io::Error::from_raw_os_error(24);
+        let file = std::path::Path::new("/srv/a.png");
+        let given = PipelineError::Given {
+            key: "request.images",
+            source: Box::new(media::Error::io("read", file)(error()).into()),
+        };
+        for error in [given, PipelineError::Usage(format!("a.safetensors: {}", error()))] {
+            assert!(matches!(of(&error), RunError::Job(failure) if failure == Failure::out_of_files()), "{error}");
+        }
     }
 
     #[test]

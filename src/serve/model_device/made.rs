@@ -5,6 +5,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
+use super::super::descriptors::is_caused_by_exhaustion;
 use super::super::device::Made;
 use super::super::error::Failure;
 use super::super::job::Produced;
@@ -37,7 +38,8 @@ impl ModelMade {
         ModelMade { written, config, warnings, finished: None }
     }
 
-    /// Writes the MP4 and its sidecar, then the files that only show or repeat what it has. A full disk is an error; whatever else
+    /// Writes the MP4 and its sidecar, then the files that only show or repeat what it has. A full disk is an error, as is a lack of
+    /// open files; whatever else
     /// fails after the MP4 costs that file alone.
     fn write_all(&mut self, folder: &Path) -> Result<&Finished, PipelineError> {
         self.written.path = folder.join("video.mp4");
@@ -47,7 +49,7 @@ impl ModelMade {
                 let (finished, failed) = self.written.write(&self.config, &GenerateOptions::default()).parts();
                 match (finished, failed) {
                     (Some(finished), None) => finished,
-                    (Some(finished), Some(error)) if !is_full(&error) => {
+                    (Some(finished), Some(error)) if !is_passing(&error) => {
                         tracing::error!("{}", one_line(&error));
                         finished
                     }
@@ -69,7 +71,7 @@ impl ModelMade {
             [("thumb.jpg", &thumbnail), ("sprite.jpg", &sprites), ("audio.wav", &sound)];
         for (name, write) in files {
             match write() {
-                Err(error) if is_full(&error) => return Err(error),
+                Err(error) if is_passing(&error) => return Err(error),
                 Err(error) => tracing::error!("{name}: {}", one_line(&error)),
                 Ok(()) => {}
             }
@@ -114,6 +116,11 @@ fn without_line(mut figures: Value) -> Value {
     figures
 }
 
+/// Whether a disk has no room, or the process no open file left: a later attempt may go through.
+fn is_passing(error: &PipelineError) -> bool {
+    is_full(error) || is_caused_by_exhaustion(error)
+}
+
 /// Whether a disk has no room.
 fn is_full(error: &PipelineError) -> bool {
     let is_full = |kind: io::ErrorKind| matches!(kind, io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
@@ -128,6 +135,9 @@ fn is_full(error: &PipelineError) -> bool {
 fn failure(error: &PipelineError) -> Failure {
     if is_full(error) {
         return Failure::new("storage_full", "the disk is full");
+    }
+    if is_caused_by_exhaustion(error) {
+        return Failure::out_of_files();
     }
     tracing::error!("{}", one_line(error));
     Failure::new("internal", failures::told(error))

@@ -1,0 +1,193 @@
+//! Open files: clients that hold connections leave enough of them to jobs, and a job that finds none waits.
+
+use std::io::{BufRead, BufReader};
+use std::net::{SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use ltx2::serve::descriptors::Descriptors;
+use ltx2::serve::job::{JobPhase, State};
+use ltx2::serve::jobs::Pace;
+use ltx2::serve::store::FileStore;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use serde_json::json;
+
+use crate::load::by_itself;
+use crate::scripted::{Server, anyone, files, quick_folder, settings};
+use crate::site::{Client, Site, body};
+use crate::support::needs;
+
+/// Connections that are held open.
+const IDLE: usize = 1000;
+
+/// The process of a server, until its standard input ends.
+#[needs(member)]
+fn a_server_in_a_process_of_its_own() {
+    let Some(state) = std::env::var_os("LTX2_SERVE_STATE").map(PathBuf::from) else { return };
+    let site = Site::at(state, &[], Default::default());
+    println!("address {}", site.address);
+    std::io::stdin().lines().for_each(drop);
+    assert_eq!(site.end(), 0);
+}
+
+/// A server in a process with limits of a shell's `ulimit`.
+struct Process {
+    child: Child,
+    address: SocketAddr,
+}
+
+impl Process {
+    fn start(state: &Path, limit: &str) -> Self {
+        let mut command = Command::new("sh");
+        command
+            .args(["-c", &format!("{limit} && exec \"$0\" \"$@\"")])
+            .arg(std::env::current_exe().expect("this binary"));
+        command.args(["descriptors::a_server_in_a_process_of_its_own", "--exact"]);
+        command.env("LTX2_TEST_MEMBER", "1").env("LTX2_SERVE_STATE", state);
+        command.env_remove("LTX2_TEST_LOG").env_remove("LTX2_REQUIRE");
+        let mut child =
+            command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("starts");
+        let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines().map_while(Result::ok);
+        let address = lines.find_map(|line| line.split("address ").nth(1)?.trim().parse().ok()).expect("an address");
+        // What it says at its end is read, so that it can say it.
+        std::thread::spawn(move || lines.for_each(drop));
+        Process { child, address }
+    }
+
+    fn figure(&self, name: &str) -> usize {
+        let text = Client::to(self.address).get("/metrics").text();
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        line.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("{name} in {text}"))
+    }
+
+    fn end(mut self) {
+        drop(self.child.stdin.take());
+        assert!(self.child.wait().expect("it ends").success());
+    }
+}
+
+/// A thousand idle connections without a request, at the usual limit of 1,024 open files: a job that was taken on is made, requests
+/// are answered, and probes stay well. Where the limit can be raised all of them stay; where it cannot, the oldest make room.
+#[needs(nothing)]
+fn idle_connections_leave_files_to_jobs() {
+    // This process holds the other ends.
+    Descriptors::raise();
+    files();
+    for (limit, stay) in [("ulimit -S -n 1024", true), ("ulimit -n 1024", false)] {
+        let state = quick_folder();
+        let server = Process::start(&state.path().join("state"), limit);
+        let mut client = Client::to(server.address);
+        let begun = client.send("POST", "/v1/videos", Some(&body("steps=60 ms=20 every=1"))).json();
+        let id = begun["id"].as_str().expect("an id");
+        let idle: Vec<TcpStream> =
+            (0..IDLE).map(|_| TcpStream::connect(server.address).expect("a connection")).collect();
+        let held = server.figure("ltx2_http_connections");
+        assert_eq!(held >= IDLE, stay, "{limit}: {held} connections");
+        assert!(stay || server.figure("ltx2_process_open_fds") < 1024 - 64, "{limit}");
+        for path in ["/health", "/ready"] {
+            let answer = Client::to(server.address).get(path);
+            assert_eq!(answer.status, 200, "{limit}: {}", answer.text());
+        }
+        let later = Client::to(server.address).send("POST", "/v1/videos", Some(&body("steps=1")));
+        assert_eq!(later.status, 200, "{limit}: {}", later.text());
+        let later = later.json()["id"].as_str().expect("an id").to_string();
+        let since = Instant::now();
+        for id in [id, &later] {
+            let path = format!("/v1/videos/{id}");
+            while Client::to(server.address).get(&path).json()["status"] != "completed" {
+                let video = Client::to(server.address).get(&path).json();
+                assert!(since.elapsed() < Duration::from_secs(60) && video["status"] != "failed", "{limit}: {video}");
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            assert_eq!(Client::to(server.address).get(&format!("{path}/content")).status, 200, "{limit}");
+        }
+        eprintln!("measured: {held} of {IDLE} idle connections are held after {limit}, and both videos are made");
+        drop(idle);
+        server.end();
+    }
+}
+
+/// The soft limit of this process, as low as it can be: what is open stays so, and nothing more can be opened.
+struct NoFiles(Rlimit);
+
+impl NoFiles {
+    fn begin() -> Self {
+        let before = getrlimit(Resource::Nofile);
+        setrlimit(Resource::Nofile, Rlimit { current: Some(0), maximum: before.maximum }).expect("a lower limit");
+        assert_eq!(std::fs::File::open("/dev/null").err().and_then(|error| error.raw_os_error()), Some(24));
+        NoFiles(before)
+    }
+}
+
+impl Drop for NoFiles {
+    fn drop(&mut self) {
+        let before = Rlimit { current: self.0.current, maximum: self.0.maximum };
+        setrlimit(Resource::Nofile, before).expect("the limit of before");
+    }
+}
+
+#[needs(member)]
+fn jobs_without_files() {
+    files();
+    let state = quick_folder();
+    let pace = Pace { patience: Duration::from_secs(30), ..Pace::default() };
+    let store = Arc::new(FileStore::open(state.path()).expect("a store"));
+    let server = Server::with(store, settings(), pace);
+    let state_of = |id| server.jobs.get(&anyone(), id).expect("a job");
+    let running = server.send("fault=hang");
+    server.until("it to run", |_| state_of(&running).record.state == State::InProgress);
+    let waiting = server.send("a");
+    let nothing = NoFiles::begin();
+    // The one on the device is made, and waits to be written; a cancel is told to come again.
+    server.log.released.store(true, Ordering::Release);
+    server.until("encoding", |_| state_of(&running).progress.stage == JobPhase::Encoding);
+    let refused = server.jobs.cancel(&anyone(), &waiting).expect_err("no file");
+    assert_eq!((refused.status, refused.code, refused.retry_after), (503, "busy", Some(2)));
+    std::thread::sleep(Duration::from_millis(1500));
+    assert_eq!([&running, &waiting].map(|id| state_of(id).record.state), [State::InProgress, State::Queued]);
+    drop(nothing);
+    for id in [&running, &waiting] {
+        assert_eq!(server.wait(id).record.state, State::Completed);
+    }
+    // A device that finds none is asked again.
+    let short = server.send("fault=files_once");
+    assert_eq!(server.wait(&short).record.state, State::Completed);
+    server.stop().expect("drained");
+}
+
+#[needs(nothing)]
+fn jobs_wait_for_open_files() {
+    by_itself("descriptors::jobs_without_files");
+}
+
+#[needs(member)]
+fn probes_without_files() {
+    let site = Site::new(&[]);
+    let mut client = site.client();
+    assert_eq!(client.get("/health").status, 200);
+    let id = site.create("steps=1");
+    site.wait(&id);
+    let nothing = NoFiles::begin();
+    for path in ["/health", "/ready"] {
+        let answer = client.get(path);
+        assert_eq!((answer.status, &answer.json()["status"]), (503, &json!("out_of_files")), "{}", answer.text());
+    }
+    assert_eq!(client.get("/live").status, 200);
+    for (method, path) in [("GET", format!("/v1/videos/{id}/content")), ("POST", "/v1/videos".into())] {
+        let answer = client.send(method, &path, (method == "POST").then(|| body("steps=1")).as_ref());
+        assert_eq!((answer.error().0, answer.error().1.as_str()), (503, "busy"), "{method}: {}", answer.text());
+        assert!(answer.header("retry-after").is_some());
+    }
+    drop(nothing);
+    assert_eq!(client.get("/health").status, 200);
+    assert_eq!(client.get(&format!("/v1/videos/{id}/content")).status, 200);
+    site.end();
+}
+
+#[needs(nothing)]
+fn probes_say_that_no_file_can_be_opened() {
+    by_itself("descriptors::probes_without_files");
+}
