@@ -104,6 +104,25 @@ fn a_server_obeys_its_signals() {
     assert!(!lines.join("\n").contains("key-of-"));
 }
 
+/// Signals of terminals, pipes and limits that ask for no end change nothing; Ctrl-C drains.
+#[needs(cpu)]
+fn a_server_outlives_signals_that_ask_for_no_end() {
+    let folder = quick_folder();
+    let state = folder.path().join("state").to_string_lossy().into_owned();
+    let (mut child, address, lines) = start(&state, &["--warm", "none"]);
+    let reader = std::thread::spawn(move || lines.lines().map_while(Result::ok).count());
+    let address = address.parse().expect("an address");
+    for ignored in [Signal::PIPE, Signal::HUP, Signal::XFSZ, Signal::WINCH, Signal::CHILD, Signal::CONT] {
+        signal(&child, ignored);
+        std::thread::sleep(Duration::from_millis(100));
+        assert_eq!(child.try_wait().expect("a state"), None, "{ignored:?}");
+        assert_eq!(Client::to(address).get("/live").status, 200, "{ignored:?}");
+    }
+    signal(&child, Signal::INT);
+    assert_eq!(child.wait().expect("it ends").code(), Some(0));
+    assert!(reader.join().expect("read") > 0);
+}
+
 /// Two signals, however close, end it at once with code 130, and what it was asked for is there for the next start.
 #[needs(cpu)]
 fn a_second_signal_ends_it_at_once() {
