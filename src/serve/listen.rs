@@ -171,7 +171,13 @@ async fn answer(
         tokio::select! {
             // A client that is slow, or has gone, is nothing to report.
             _ = served.as_mut() => break,
-            () = connection.evicted.notified() => break,
+            () = connection.evicted.notified() => {
+                // A request that has come since is answered.
+                if connection.at.load(Ordering::Acquire) != HANDLING {
+                    break;
+                }
+                connection.is_leaving.store(false, Ordering::Release);
+            }
             () = ended(&mut ending), if !ends => {
                 ends = true;
                 served.as_mut().graceful_shutdown();
