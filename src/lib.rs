@@ -45,6 +45,7 @@ pub(crate) mod failpoint;
 mod foreign;
 mod host;
 pub mod tensor;
+pub(crate) mod text_file;
 pub mod threads;
 
 pub mod cli;

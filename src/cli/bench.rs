@@ -14,6 +14,7 @@ use crate::perf::BenchReport;
 use crate::perf::bench::{BenchOptions, BenchTarget, Benched, bench};
 use crate::pipeline::one_line;
 use crate::pipeline::processes::together;
+use crate::text_file;
 
 /// Benchmarks each program of `generate` alone, and a whole request.
 #[derive(clap::Args, Clone, Debug)]
@@ -111,7 +112,7 @@ fn finish(args: &Args, report: &BenchReport, baseline: Option<&Value>) -> anyhow
 }
 
 fn read(path: &Path) -> anyhow::Result<Value> {
-    let text = std::fs::read_to_string(path).map_err(|e| UsageError(format!("--baseline {}: {e}", path.display())))?;
+    let text = text_file::read(path).map_err(|e| UsageError(format!("--baseline {}: {e}", path.display())))?;
     Ok(serde_json::from_str(&text).map_err(|e| UsageError(format!("--baseline {}: {e}", path.display())))?)
 }
 

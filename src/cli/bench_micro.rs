@@ -9,6 +9,7 @@ use crate::analysis::{AlphaBeta, Calibration, Chip, ChipError, CollectiveKind, M
 use crate::config::{Config, ConfigError, Loaded};
 use crate::perf::micro::measure;
 use crate::runtime::micro;
+use crate::text_file;
 
 /// Flags of microbenchmarks.
 #[derive(clap::Args, Clone, Debug, Default)]
@@ -110,11 +111,11 @@ fn named_sheet(path: &Path, chip: Option<&str>) -> anyhow::Result<Option<Sheet>>
             let why = format!("--chip {chip}: {} is there, its data sheet stays; leave --chip out", path.display());
             return Err(UsageError(why).into());
         }
-        (true, None) => (std::fs::read_to_string(path)?, Chip::read(path).map_err(wrong)?),
+        (true, None) => (text_file::read(path)?, Chip::read(path).map_err(wrong)?),
         (false, Some(name)) => {
             let chip = Chip::find(name).map_err(|e| UsageError(format!("--chip: {e}")))?;
             let text = match Chip::is_file(name) {
-                true => std::fs::read_to_string(name)?,
+                true => text_file::read(Path::new(name))?,
                 false => chip.file_text().unwrap_or_default().to_string(),
             };
             (text, chip)
@@ -146,7 +147,7 @@ fn data_sheet(path: &Path, sheet: Option<Sheet>, device: &str) -> anyhow::Result
 
 fn read(path: &Path) -> anyhow::Result<Measurements> {
     let fail = |e: String| UsageError(format!("--from {}: {e}", path.display()));
-    let text = std::fs::read_to_string(path).map_err(|e| fail(e.to_string()))?;
+    let text = text_file::read(path).map_err(|e| fail(e.to_string()))?;
     let parsed = serde_json::from_str(&text);
     Ok(parsed.map_err(|e| fail(format!("{e}; give what `ltx2 bench --micro --json FILE` wrote")))?)
 }

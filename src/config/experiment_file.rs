@@ -7,6 +7,7 @@ use super::experiment::{Cases, Experiment, OneOrMany};
 use super::validate::validate_experiment;
 use super::yaml::{self, Data, Node};
 use super::{paths, presets};
+use crate::text_file;
 
 /// Most cases of a file: a case takes seconds, and all are written down before the first.
 const MOST: usize = 4000;
@@ -18,7 +19,7 @@ const MOST: usize = 4000;
 /// nothing to compile.
 pub fn read_experiment(path: &Path) -> Result<Experiment, ConfigError> {
     let label = path.display().to_string();
-    let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.into(), source })?;
+    let text = text_file::read(path).map_err(|source| ConfigError::Read { path: path.into(), source })?;
     let node = yaml::parse(&text, &label)?;
     validate_experiment(&node, &label)?;
     let wrong = |message: String| ConfigError::Syntax { place: label.clone(), message };

@@ -14,6 +14,7 @@ use super::yaml::{self, Data, Node};
 use crate::analysis::Chip;
 use crate::hlo;
 use crate::nn::{Axis, ContextParallelKind, ContextParallelPolicy, Layout, LayoutError, Override, Rule};
+use crate::text_file;
 
 /// A file of `shardings/`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
@@ -203,7 +204,7 @@ fn of_a_slice(slices: usize) -> &'static str {
 /// No such file; a key or rule it must not have.
 pub fn read_layout_source(name: &str) -> Result<LayoutSource, ConfigError> {
     let name = if name == AUTO { "replicated" } else { name };
-    let (label, text) = match (std::fs::read_to_string(Path::new(name)), presets::shipped_layout(name)) {
+    let (label, text) = match (text_file::read(Path::new(name)), presets::shipped_layout(name)) {
         (Ok(text), _) => (name.to_string(), text),
         (Err(_), Some((shipped, text))) => (format!("shardings/{shipped}.yml"), text.to_string()),
         (Err(source), None) => return Err(ConfigError::Read { path: name.into(), source }),

@@ -17,6 +17,7 @@ use super::yaml::{self, Data, Node};
 use super::{check, layout, legal, paths, presets, references, sidecar, source};
 use crate::models::presets::Preset;
 use crate::models::upsampler::Upsampling;
+use crate::text_file;
 use crate::weights::{ModelSource, Overrides, Version};
 
 /// A configuration with the origin of every value.
@@ -166,7 +167,7 @@ pub(super) fn combine(
 }
 
 fn read(path: &Path) -> Result<String, ConfigError> {
-    std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.into(), source })
+    text_file::read(path).map_err(|source| ConfigError::Read { path: path.into(), source })
 }
 
 /// The generation of a model, from its files where they are here, else from what this program carries of it, else from

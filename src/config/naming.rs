@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::error::ConfigError;
 use super::schema::Config;
+use crate::text_file;
 
 /// The most videos of one run: as many as four digits number.
 const MAX_VIDEOS: usize = 10_000;
@@ -28,8 +29,7 @@ impl Config {
             None => vec![self.request.prompt.clone().unwrap_or_default()],
             Some(file) => {
                 let path = PathBuf::from(file);
-                let text = std::fs::read_to_string(&path)
-                    .map_err(|source| ConfigError::Read { path: path.clone(), source })?;
+                let text = text_file::read(&path).map_err(|source| ConfigError::Read { path: path.clone(), source })?;
                 prompt_lines(&text)
             }
         };
@@ -49,7 +49,7 @@ impl Config {
 
 /// The prompts of a file: one a line, blank lines skipped.
 fn prompt_lines(text: &str) -> Vec<String> {
-    text.trim_start_matches('\u{feff}').lines().map(str::trim).filter(|l| !l.is_empty()).map(String::from).collect()
+    text.lines().map(str::trim).filter(|l| !l.is_empty()).map(String::from).collect()
 }
 
 /// The files of the videos, in their order.
@@ -137,6 +137,6 @@ mod tests {
 
     #[test]
     fn prompts_are_the_lines_that_say_something() {
-        assert_eq!(prompt_lines("\u{feff}a cat\r\n\n  \n a dog \n"), ["a cat", "a dog"]);
+        assert_eq!(prompt_lines("a cat\r\n\n  \n a dog \n"), ["a cat", "a dog"]);
     }
 }

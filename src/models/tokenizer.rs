@@ -11,6 +11,7 @@ use self::bytes::byte_tokenizer;
 pub(crate) use self::bytes::write_byte_tokenizer;
 use crate::contained::contained;
 use crate::foreign;
+use crate::text_file;
 
 const MODEL_FILE: &str = "tokenizer.json";
 const CONFIG_FILE: &str = "tokenizer_config.json";
@@ -91,7 +92,7 @@ impl Tokenizer {
     pub fn open(dir: &Path, rules: &TokenizerRules) -> Result<Self, TokenizerError> {
         let file = dir.join(MODEL_FILE);
         let text = std::fs::read(&file).map_err(|source| TokenizerError::Read { file: file.clone(), source })?;
-        let inner = model(&file, &text)?;
+        let inner = model(&file, text_file::unmarked(&text))?;
         Self::with(dir, inner, rules, &object(&dir.join(CONFIG_FILE))?, &object(&dir.join(SPECIAL_FILE))?)
     }
 
@@ -242,7 +243,7 @@ fn reason(text: &[u8], error: impl std::fmt::Display) -> String {
 
 /// The object that a file's text is.
 fn parse(file: &Path, text: &[u8]) -> Result<Value, TokenizerError> {
-    let map: Map<String, Value> = serde_json::from_slice(text).map_err(|e| TokenizerError::Content {
+    let map: Map<String, Value> = serde_json::from_slice(text_file::unmarked(text)).map_err(|e| TokenizerError::Content {
         file: file.to_path_buf(),
         why: format!("not a JSON object: {}", reason(text, e)),
     })?;

@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -12,6 +11,7 @@ use sha2::{Digest, Sha256};
 use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
 
 use super::jobs::Caller;
+use crate::text_file;
 
 /// Life of a cookie.
 const SESSION: Duration = Duration::from_secs(12 * 3600);
@@ -175,7 +175,7 @@ fn read_keys(file: Option<&Path>, single: Option<Digest256>) -> Result<Vec<Key>,
 
 fn read_private(file: &Path) -> Result<String, String> {
     let fault = |error: std::io::Error| format!("{}: cannot be read: {error}", file.display());
-    let mut opened = std::fs::File::open(file).map_err(fault)?;
+    let opened = std::fs::File::open(file).map_err(fault)?;
     let metadata = opened.metadata().map_err(fault)?;
     if !metadata.is_file() {
         return Err(format!("{}: no file", file.display()));
@@ -184,12 +184,10 @@ fn read_private(file: &Path) -> Result<String, String> {
         let mode = metadata.mode() & 0o777;
         return Err(format!("{}: others may read it (mode {mode:03o}): chmod 600 it", file.display()));
     }
-    let mut text = String::new();
     if metadata.len() > FILE_LIMIT {
         return Err(format!("{}: more than {FILE_LIMIT} bytes", file.display()));
     }
-    (&mut opened).take(FILE_LIMIT).read_to_string(&mut text).map_err(fault)?;
-    Ok(text)
+    text_file::read_from(opened, FILE_LIMIT).map_err(fault)
 }
 
 /// Lines `name:key`; empty ones and those that begin with `#` are skipped.

@@ -16,6 +16,7 @@ use super::error::{Misscaled, WeightsError};
 use crate::foreign;
 use crate::hlo::DType;
 use crate::tensor::Tensor;
+use crate::text_file;
 
 mod e5m2;
 mod find;
@@ -485,7 +486,7 @@ fn known(dtype: Dtype) -> Option<DType> {
 /// Reads a JSON file.
 pub(super) fn read_json(path: &Path) -> Result<Value, WeightsError> {
     let text = fs::read(path).map_err(WeightsError::io(path, "cannot read"))?;
-    serde_json::from_slice(&text).map_err(|e| {
+    serde_json::from_slice(text_file::unmarked(&text)).map_err(|e| {
         let foreign = foreign::kind_beside_json(&text);
         let reason = foreign.map_or_else(|| format!("not JSON: {e}"), |kind| format!("not JSON: it is {kind}"));
         WeightsError::Json { path: path.to_path_buf(), reason }

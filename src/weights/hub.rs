@@ -5,6 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::error::WeightsError;
+use crate::text_file;
 
 /// Ends of the names of files that models and LoRAs are kept in.
 const FILES: [&str; 7] = [".safetensors", ".gguf", ".json", ".flashpack", ".bin", ".pt", ".ckpt"];
@@ -72,7 +73,7 @@ impl HubCache {
         }
         let snapshots = folder.join("snapshots");
         let main = folder.join("refs/main");
-        let snapshot = match fs::read_to_string(&main) {
+        let snapshot = match text_file::read(&main) {
             Ok(revision) => snapshots.join(revision.trim()),
             // A download of a named revision leaves no `main`: one snapshot is unambiguous.
             Err(_) => only_folder(&snapshots).ok_or_else(|| {

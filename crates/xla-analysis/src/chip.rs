@@ -158,7 +158,8 @@ impl Chip {
     pub fn read(path: &Path) -> Result<Chip, ChipError> {
         let name = path.display().to_string();
         let text = std::fs::read_to_string(path).map_err(|e| ChipError::Read(name.clone(), e))?;
-        let chip: Chip = toml::from_str(&text).map_err(|e| ChipError::Parse(name.clone(), e.message().into()))?;
+        let chip: Chip = toml::from_str(text.trim_start_matches('\u{feff}'))
+            .map_err(|e| ChipError::Parse(name.clone(), e.message().into()))?;
         let wrong = chip.figures().into_iter().find(|(_, figure)| !(figure.is_finite() && *figure > 0.0));
         wrong.map_or(Ok(chip), |(key, figure)| Err(ChipError::Figure(name, key, figure)))
     }

@@ -1,5 +1,9 @@
 //! Index and number of processes, and their coordinator: from flags and YAML, or from the launcher.
 
+use std::path::Path;
+
+use crate::text_file;
+
 /// Default port of the coordinator.
 const PORT: u16 = 8476;
 /// Ports by job number, so that jobs on one host do not collide.
@@ -225,7 +229,7 @@ fn tpu_processes(variable: Variable) -> Result<Option<(&'static str, String)>, L
     const FILE: &str = "TPU_PROCESS_ADDRESSES_PATH";
     if let Some(path) = variable(FILE) {
         let fail = |why: String| LaunchError { how: FILE.into(), why };
-        let text = std::fs::read_to_string(&path).map_err(|e| fail(format!("cannot read {path}: {e}")))?;
+        let text = text_file::read(Path::new(&path)).map_err(|e| fail(format!("cannot read {path}: {e}")))?;
         if text.trim().is_empty() {
             return Err(fail(format!("{path} is empty; write the addresses of the slice's processes to it")));
         }
