@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use super::UsageError;
 pub(super) use super::model_args::{ComponentArgs, ModelArgs, files, word};
+use super::numbers::{finite, num_frames, whole};
 use crate::config::{CliOverrides, ConfigError, Dtype, ExtendAt, Job, Kept, Loaded, Reference, load};
 use crate::models::upsampler::Upsampling;
 use crate::tune::{Options, default_jobs};
@@ -136,7 +137,7 @@ pub(crate) struct RequestArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) prompts: Option<String>,
     /// Videos per prompt, with consecutive seeds
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole)]
     pub(crate) num_videos: Option<u64>,
     /// Negative prompt
     #[arg(long, value_name = "TEXT", conflicts_with = "negative_prompt_file")]
@@ -144,8 +145,8 @@ pub(crate) struct RequestArgs {
     /// File with the negative prompt
     #[arg(long, value_name = "FILE")]
     pub(crate) negative_prompt_file: Option<String>,
-    /// Image conditioning: file, frame index, strength 0 to 1
-    #[arg(long, num_args = 3, value_names = ["PATH", "FRAME", "STRENGTH"])]
+    /// Image conditioning: file, frame index (-1: the last of --num-frames), strength 0 to 1
+    #[arg(long, num_args = 3, value_names = ["PATH", "FRAME", "STRENGTH"], allow_negative_numbers = true)]
     pub(crate) image: Vec<String>,
     /// Video that is given: a file, or a folder of PNG frames
     #[arg(long, value_name = "PATH")]
@@ -177,22 +178,22 @@ pub(crate) struct RequestArgs {
     #[arg(long, value_name = "S", allow_negative_numbers = true, value_parser = finite, requires = "audio")]
     pub(crate) audio_duration: Option<f64>,
     /// Width in pixels, a multiple of 32; of 64 with two stages
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole)]
     pub(crate) width: Option<u64>,
     /// Height in pixels, a multiple of 32; of 64 with two stages
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole)]
     pub(crate) height: Option<u64>,
     /// Number of frames, 8k+1: 1, 9, 17 … 121 …; auto: as many as LTX-2.5's duration head predicts for the prompt
-    #[arg(long, value_name = "N", conflicts_with = "seconds", value_parser = num_frames)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, conflicts_with = "seconds", value_parser = num_frames)]
     pub(crate) num_frames: Option<Value>,
     /// Frames that the first stage of `distilled` generates beside the video, to guide it (LTX-2.5)
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole)]
     pub(crate) num_generated_keyframes: Option<u64>,
     /// Upsampling between two stages, in this order, e.g. temporal_x2,spatial_x1_5
     #[arg(long, value_name = "KIND,…", value_delimiter = ',')]
     pub(crate) upsample: Vec<Upsampling>,
     /// Rounds of the pipeline dfr that double the frame rate, 0 to 2
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole)]
     pub(crate) temporal_rounds: Option<u64>,
     /// Duration in seconds; the nearest legal number of frames is taken
     #[arg(long, value_name = "S", allow_negative_numbers = true, value_parser = finite)]
@@ -207,13 +208,13 @@ pub(crate) struct RequestArgs {
     #[arg(long, value_name = "SPEED", allow_negative_numbers = true, value_parser = finite)]
     pub(crate) motion_speed: Option<f64>,
     /// Denoising steps, 1 to 256
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole)]
     pub(crate) steps: Option<u64>,
     /// Random seed
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole)]
     pub(crate) seed: Option<u64>,
     /// Maximum text tokens; a longer prompt is truncated
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole)]
     pub(crate) max_sequence_length: Option<u64>,
     /// Classifier-free guidance scale of both streams
     #[arg(long, value_name = "G", allow_negative_numbers = true, value_parser = finite)]
@@ -243,7 +244,7 @@ impl RequestArgs {
         given.flag("num-videos", "request.num_videos", self.num_videos);
         given.flag("negative-prompt", "request.negative_prompt", self.negative_prompt.clone());
         given.flag("negative-prompt-file", "request.negative_prompt_file", self.negative_prompt_file.clone());
-        given.flag("image", "request.images", images(&self.image)?);
+        given.flag("image", "request.images", images(&self.image, self.num_frames.as_ref())?);
         self.add_video(given);
         given.flag("reference-video", "request.reference_videos", files(&self.reference_video));
         given.flag("audio", "request.audio", self.sound());
@@ -351,13 +352,13 @@ pub(crate) struct ProcessArgs {
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) coordinator: Option<String>,
     /// Index of this process, from 0
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole)]
     pub(crate) process_id: Option<u64>,
     /// Number of processes; 1 ignores the environment
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole)]
     pub(crate) num_processes: Option<u64>,
     /// CUDA devices per process, where several processes share a host
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole)]
     pub(crate) devices_per_process: Option<u64>,
 }
 
@@ -396,7 +397,7 @@ pub(crate) struct OutputArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) perf_json: Option<PathBuf>,
     /// Denoising steps per progress update
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole)]
     pub(crate) progress_every: Option<u64>,
     /// Writes a checkpoint to OUT.steps.safetensors every N steps and when interrupted; with --chain, finished clips too
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
@@ -424,26 +425,23 @@ impl OutputArgs {
     }
 }
 
-/// A number of frames, or the word for what the model predicts.
-fn num_frames(text: &str) -> Result<Value, String> {
-    match text {
-        "auto" => Ok(text.into()),
-        _ => text.parse::<u64>().map(Value::from).map_err(|_| "neither a number nor auto".to_string()),
-    }
-}
-
-/// A finite number; `nan` and `inf` are refused.
-fn finite(text: &str) -> Result<f64, String> {
-    text.parse::<f64>().ok().filter(|v| v.is_finite()).ok_or_else(|| "not a number".to_string())
-}
-
-fn images(values: &[String]) -> Result<Option<Value>, UsageError> {
-    let one = |image: &[String]| match (image[1].parse::<u64>(), image[2].parse::<f64>()) {
-        (Ok(frame), Ok(strength)) => Ok(json!({"path": image[0], "frame": frame, "strength": strength})),
-        _ => Err(UsageError(format!(
-            "--image {}: expected a path, a frame number and a strength from 0 to 1, e.g. --image first.png 0 1.0",
-            image.join(" ")
-        ))),
+/// Images with their frames; negative ones are counted from the end of so many frames, where these are given.
+fn images(values: &[String], num_frames: Option<&Value>) -> Result<Option<Value>, UsageError> {
+    let one = |image: &[String]| {
+        let fail = |why: &str| Err(UsageError(format!("--image {}: {why}", image.join(" "))));
+        let (Ok(frame), Ok(strength)) = (image[1].parse::<i64>(), image[2].parse::<f64>()) else {
+            return fail("expected a path, a frame number and a strength from 0 to 1, e.g. --image first.png 0 1.0");
+        };
+        let from_end = |count: i64| count.checked_add(frame).filter(|frame| *frame >= 0);
+        let frame = match (frame, num_frames.and_then(Value::as_i64)) {
+            (0.., _) => frame,
+            (_, None) => return fail("a frame counted from the end, -1 for the last, needs --num-frames N"),
+            (_, Some(count)) => match from_end(count) {
+                Some(frame) => frame,
+                None => return fail(&format!("--num-frames {count} has the frames -{count} to {}", count - 1)),
+            },
+        };
+        Ok(json!({"path": image[0], "frame": frame, "strength": strength}))
     };
     if values.is_empty() {
         return Ok(None);
@@ -463,9 +461,24 @@ mod tests {
             Some(json!([{"path": "a.safetensors"}, {"path": "b=c.safetensors", "strength": 0.5}]))
         );
         assert_eq!(files(&[]), None);
-        let got = images(&text(&["i.png", "8", "0.5", "j.png", "0", "1"])).unwrap();
+        let got = images(&text(&["i.png", "8", "0.5", "j.png", "0", "1"]), None).unwrap();
         assert_eq!(got.unwrap()[1], json!({"path": "j.png", "frame": 0, "strength": 1.0}));
-        let message = images(&text(&["i.png", "x", "1"])).unwrap_err().to_string();
+        let message = images(&text(&["i.png", "x", "1"]), None).unwrap_err().to_string();
         assert!(message.starts_with("--image i.png x 1: expected a path, a frame number"), "{message}");
+    }
+    #[test]
+    fn negative_image_frames_count_from_the_end() {
+        let frame = |frame: &str, count: Option<Value>| {
+            let image = ["i.png", frame, "1"].map(String::from);
+            images(&image, count.as_ref()).map(|all| all.expect("an image")[0]["frame"].clone())
+        };
+        assert_eq!(frame("-1", Some(json!(121))).unwrap(), 120);
+        assert_eq!(frame("-121", Some(json!(121))).unwrap(), 0);
+        let message = |text: &str, count| frame(text, count).unwrap_err().to_string();
+        let range = "--image i.png -122 1: --num-frames 121 has the frames -121 to 120";
+        assert_eq!(message("-122", Some(json!(121))), range);
+        for count in [None, Some(json!("auto"))] {
+            assert!(message("-1", count).ends_with("needs --num-frames N"));
+        }
     }
 }

@@ -30,6 +30,7 @@ mod generate;
 mod init;
 pub mod log;
 mod model_args;
+mod numbers;
 mod plan;
 mod plugin;
 mod profile;

@@ -9,6 +9,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::args::{ConfigArgs, ModelArgs, PlacementArgs, ProcessArgs, RerunArgs, word};
 use super::generate::prepare_libtpu;
+use super::numbers::whole;
 use super::{Ended, UsageError, log, print, tell};
 use crate::config::{CliOverrides, Drain, Loaded, LogFormat, load};
 use crate::pipeline::processes::together;
@@ -102,28 +103,28 @@ struct LimitArgs {
     #[arg(long)]
     only_warm: bool,
     /// Videos that may wait [default: 64]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole)]
     queue: Option<u64>,
     /// Videos of one key that may wait, with keys [default: 32]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole)]
     queue_per_key: Option<u64>,
     /// Videos that are made together [default: as many as the layout makes at once]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole)]
     max_batch: Option<u64>,
     /// Sizes whose programs stay loaded [default: 8]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole)]
     max_shapes: Option<u64>,
     /// Video tokens of the last stage [default: 32768]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole)]
     max_tokens: Option<u64>,
     /// Frames of a video [default: 289]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole)]
     max_frames: Option<u64>,
     /// Denoising steps [default: 100]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole)]
     max_steps: Option<u64>,
     /// Images of a request [default: 8]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole)]
     max_images: Option<u64>,
     /// Bytes of a request's body, e.g. 32MiB
     #[arg(long, value_name = "BYTES")]

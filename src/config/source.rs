@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::check::typed;
 use super::error::{ConfigError, ValueOrigin};
-use super::legal::{FRAME_STEP, nearest_frames, whole_frames};
+use super::legal::{FRAME_STEP, around, nearest_frames, whole_frames};
 use super::pipeline::Pipeline;
 use super::presets::is_shipped;
 use super::schema::Config;
@@ -124,7 +124,19 @@ fn take_frames(
             None if pipeline == Pipeline::VideoToAudio => {
                 merged.set(key, whole_frames(info.frames).into(), origin);
             }
-            None => merged.set(key, info.frames.into(), origin),
+            None => {
+                merged.set(key, info.frames.into(), origin);
+                let (frames, step) = (info.frames, config.frame_step());
+                if frames % step != 1 {
+                    let (low, high) = around(frames, 1, step);
+                    let why = format!(
+                        "must be one more than a multiple of {step}; the nearest are {low} and {high}: give --num-frames {low} for \
+                         its first {low}, or repeat its last frame, e.g. ffmpeg -i IN -vf tpad=stop_mode=clone:stop={} OUT.mp4",
+                        high - frames
+                    );
+                    return Err(fault(key, frames, merged, why));
+                }
+            }
         },
     }
     Ok(())
@@ -220,6 +232,13 @@ mod tests {
         let error = of(30, 64, 96, &RETAKE).expect_err("30 frames");
         assert!(error.contains("must be one more than a multiple of 8; the nearest are 25 and 33"), "{error}");
         assert!(error.contains("request.num_frames = 30 (video "), "{error}");
+        for (frames, first, more) in [(24, 17, 1), (29, 25, 4), (117, 113, 4)] {
+            let error = of(frames, 64, 96, &RETAKE).expect_err("no legal number");
+            let typed = format!("give --num-frames {first} for its first {first}, or repeat its last frame");
+            assert!(error.contains(&typed) && error.contains(&format!("tpad=stop_mode=clone:stop={more} ")), "{error}");
+            let given = format!("request.num_frames={first}");
+            of(frames, 64, 96, &[&RETAKE[..], &[&given]].concat()).expect("what the error says is legal");
+        }
         let error = of(25, 60, 96, &RETAKE).expect_err("60 rows");
         assert!(error.contains("request.height = 60 (video ") && error.contains("nearest are 32 and 64"), "{error}");
         let error = of(25, 64, 96, &[&RETAKE[..], &["request.num_frames=33"]].concat()).expect_err("too many");
