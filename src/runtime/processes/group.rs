@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::heartbeat::{Heartbeat, OnAbort, Peers};
-use super::launch::Launch;
+use super::launch::{JOBSET, Launch};
 use super::store::{self, ETCD, Server};
+use super::waiting::{Waiting, resolve};
 use crate::pjrt::{KvError, KvStore, Node};
 
 /// A wait that only the heartbeat ends.
@@ -31,6 +32,10 @@ pub struct Timeouts {
 pub enum GroupError {
     #[error("several processes: {0}")]
     Store(#[from] KvError),
+    #[error(
+        "several processes: the coordinator's name '{name}' does not resolve: {reason}; correct --coordinator, or what the launcher says ({how})"
+    )]
+    Unresolved { name: String, reason: String, how: String },
     #[error("process 0 cannot listen at {place}: {reason}")]
     Listen { place: String, reason: String },
     #[error("process 0 did not come within {seconds} s: {error}")]
@@ -82,7 +87,7 @@ impl Group {
         let started = Instant::now();
         let (server, store) = open(launch, timeouts)?;
         let own = ProcessInfo { host: host(), pid: std::process::id(), count: launch.count };
-        register(&*store, launch.id, &own, timeouts.start)?;
+        register(&*store, launch, &own, timeouts.start)?;
         let peers = Arc::new(Peers {
             id: launch.id,
             store: store.clone(),
@@ -106,7 +111,11 @@ impl Group {
         let met = match launch.id {
             0 => rendezvous(&*store, launch, left),
             // Process 0 names who is missing; it is given the time to do so.
-            _ => store.get("processes", left + timeouts.lost).map_err(GroupError::from).and_then(|text| list(&text)),
+            _ => {
+                let whom = || format!("the other processes of {} at {}", launch.count, launch.coordinator);
+                let met = Waiting::start(left + timeouts.lost).get(&*store, "processes", whom);
+                met.map_err(GroupError::from).and_then(|text| list(&text))
+            }
         };
         match met {
             Ok(hosts) => {
@@ -267,6 +276,11 @@ impl Drop for Group {
 /// The store, and at process 0 its server.
 fn open(launch: &Launch, timeouts: Timeouts) -> Result<(Option<Server>, Arc<dyn KvStore>), GroupError> {
     let place = &launch.coordinator;
+    // Pods get their names when they start, which may be later.
+    if !place.starts_with(ETCD) && !launch.how.contains(JOBSET) {
+        let unresolved = |(name, reason)| GroupError::Unresolved { name, reason, how: launch.how.clone() };
+        resolve(place).map_err(unresolved)?;
+    }
     if launch.id == 0 && !place.starts_with(ETCD) {
         let (host, port) = place.rsplit_once(':').unwrap_or((place, ""));
         let host = if host == "localhost" { "127.0.0.1" } else { host };
@@ -283,10 +297,11 @@ fn open(launch: &Launch, timeouts: Timeouts) -> Result<(Option<Server>, Arc<dyn 
 }
 
 /// Registers this process in the store.
-fn register(store: &dyn KvStore, id: usize, own: &ProcessInfo, patience: Duration) -> Result<(), GroupError> {
+fn register(store: &dyn KvStore, launch: &Launch, own: &ProcessInfo, patience: Duration) -> Result<(), GroupError> {
+    let id = launch.id;
     let (key, text) =
         (format!("process/{id}"), serde_json::to_vec(own).expect("structs of texts and numbers have a JSON form"));
-    let started = Instant::now();
+    let mut waiting = Waiting::start(patience);
     loop {
         match store.put(&key, &text) {
             Ok(()) => return Ok(()),
@@ -302,24 +317,32 @@ fn register(store: &dyn KvStore, id: usize, own: &ProcessInfo, patience: Duratio
                     "process {id} is there already ({other}): each process needs a --process-id of its own, each run a place of its own"
                 )));
             }
-            Err(error) if started.elapsed() > patience => {
+            Err(error) if waiting.left().is_zero() => {
                 return Err(GroupError::Absent { seconds: patience.as_secs(), error });
             }
-            Err(_) => std::thread::sleep(PAUSE),
+            Err(error) => {
+                waiting.say(|| format!("process 0 of {} at {}: {error}", launch.count, launch.coordinator));
+                std::thread::sleep(PAUSE);
+            }
         }
     }
 }
 
 /// Waits, as process 0, for all to register, and publishes their hosts.
 fn rendezvous(store: &dyn KvStore, launch: &Launch, patience: Duration) -> Result<Vec<String>, GroupError> {
-    let started = Instant::now();
+    let mut waiting = Waiting::start(patience);
     let mut hosts = Vec::new();
     let mut missing = Vec::new();
+    let key = |id: usize| format!("process/{id}");
+    let absent = |first: usize| {
+        let absent = (first..launch.count).filter(|id| store.try_get(&key(*id)).is_err());
+        format!("{} of {} to come to {}", numbered(absent), launch.count, launch.coordinator)
+    };
     for id in 0..launch.count {
-        let text = match store.get(&format!("process/{id}"), patience.saturating_sub(started.elapsed())) {
+        let text = match waiting.get(store, &key(id), || absent(id)) {
             Ok(text) => text,
             Err(KvError::Timeout { .. }) => {
-                missing.push(id.to_string());
+                missing.push(id);
                 continue;
             }
             Err(e) => return Err(e.into()),
@@ -335,11 +358,17 @@ fn rendezvous(store: &dyn KvStore, launch: &Launch, patience: Duration) -> Resul
         hosts.push(info.host);
     }
     if !missing.is_empty() {
-        let missing = format!("process{} {}", if missing.len() > 1 { "es" } else { "" }, missing.join(", "));
+        let missing = numbered(missing);
         return Err(GroupError::Missing { missing, count: launch.count, seconds: patience.as_secs() });
     }
     store.put("processes", &serde_json::to_vec(&hosts).expect("texts have a JSON form"))?;
     Ok(hosts)
+}
+
+/// Processes by their numbers: `processes 1, 3`.
+fn numbered(ids: impl IntoIterator<Item = usize>) -> String {
+    let ids: Vec<String> = ids.into_iter().map(|id| id.to_string()).collect();
+    format!("process{} {}", if ids.len() > 1 { "es" } else { "" }, ids.join(", "))
 }
 
 fn list(text: &[u8]) -> Result<Vec<String>, GroupError> {

@@ -6,6 +6,8 @@ use crate::text_file;
 
 /// Default port of the coordinator.
 const PORT: u16 = 8476;
+/// Launcher whose processes get their names when they start.
+pub(super) const JOBSET: &str = "Kubernetes JobSet";
 /// Ports by job number, so that jobs on one host do not collide.
 const JOB_PORTS: std::ops::Range<u64> = 61_440..65_536;
 
@@ -200,7 +202,7 @@ fn jobset(variable: Variable) -> Result<Option<Detected>, LaunchError> {
         if jobs > 1 { needed(variable, "JOB_INDEX", MARK)? } else { number(variable, "JOB_INDEX")?.unwrap_or(0) };
     // Pods of a JobSet have names under its headless service.
     let coordinator = Some(format!("{set}-{job}-0-0.{set}:{PORT}"));
-    Ok(Some(Detected { how: "Kubernetes JobSet", id: index * pods + pod, count: jobs * pods, coordinator }))
+    Ok(Some(Detected { how: JOBSET, id: index * pods + pod, count: jobs * pods, coordinator }))
 }
 
 /// A TPU worker whose slice is described in the environment, as GKE and libtpu's variables for several processes a host do.

@@ -10,6 +10,7 @@ mod group;
 mod heartbeat;
 mod launch;
 pub mod store;
+mod waiting;
 
 pub use group::{Group, Timeouts};
 pub(crate) use group::{GroupError, host};
