@@ -50,7 +50,7 @@ pub(crate) fn run(
     json: Option<&Path>,
     force: bool,
 ) -> anyhow::Result<()> {
-    check_new("--fit", args.fit.as_deref(), force)?;
+    check_new("--fit", args.fit.as_deref(), &["toml"], force)?;
     let chip = config.runtime.chip_file.as_deref();
     let sheet = args.fit.as_deref().map(|path| named_sheet(path, chip)).transpose()?.flatten();
     let all = match args.from.as_slice() {

@@ -52,8 +52,8 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    check_new("--json", args.json.as_deref(), args.force)?;
-    check_new("--report", args.report.as_deref(), args.force)?;
+    check_new("--json", args.json.as_deref(), &["json"], args.force)?;
+    check_new("--report", args.report.as_deref(), &["html", "htm"], args.force)?;
     let [mut a, mut b] = [read(&args.a)?, read(&args.b)?];
     let scores = score(args, &mut a, &mut b).map_err(UsageError)?;
     check_bounds_apply(args, &scores).map_err(UsageError)?;

@@ -71,7 +71,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         (None, Some(_)) => Programs::of(config, None)?.kinds().collect(),
     };
     let dumps = args.dump_hlo.iter().flat_map(|folder| kinds.iter().flat_map(move |kind| dump_files(folder, *kind)));
-    dumps.into_iter().try_for_each(|file| check_new("--dump-hlo", Some(&file), args.force))?;
+    dumps.into_iter().try_for_each(|file| check_new("--dump-hlo", Some(&file), &[], args.force))?;
     let modules = args.modules.as_deref().map(ModuleStore::new);
     let mut reports = Vec::new();
     let mut shortage = None;

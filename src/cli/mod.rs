@@ -8,6 +8,7 @@ use anyhow::Context;
 use clap::{Parser, Subcommand};
 
 use crate::config::ConfigError;
+use crate::destination::{Destination, check_ending};
 use crate::pipeline::PipelineError;
 use crate::pjrt;
 use crate::runtime::platform::PlatformError;
@@ -201,12 +202,17 @@ pub fn one_line(error: &anyhow::Error) -> String {
     crate::pipeline::one_line(error.as_ref())
 }
 
-/// Refuses to overwrite the file that `flag` names, and tries its place, before the work.
-pub(crate) fn check_new(flag: &str, path: Option<&Path>, force: bool) -> anyhow::Result<()> {
+/// Refuses to overwrite the file that `flag` names, and a name with another ending than `endings`, if there are any; tries its
+/// place, before the work.
+pub(crate) fn check_new(flag: &str, path: Option<&Path>, endings: &[&str], force: bool) -> anyhow::Result<()> {
     let Some(path) = path else { return Ok(()) };
-    if path.exists() && !path.is_dir() && !force {
+    if Destination::is_taken(path) && !force {
         let why = format!("{flag}: {} exists; overwrite it with --force, or name another file", path.display());
         return Err(UsageError(why).into());
+    }
+    if let ([first, ..], Some(_)) = (endings, path.extension()) {
+        let written = format!("{} is written here", first.to_uppercase());
+        check_ending(path, &written, endings).map_err(|why| UsageError(format!("{flag}: {why}")))?;
     }
     Ok(crate::media::check_writable(path)?)
 }
@@ -227,7 +233,7 @@ fn json_file(json: Option<&Path>) -> Option<&Path> {
 
 /// [`check_new`] of the place that [`deliver`] will write to.
 pub(crate) fn check_json(json: Option<&Path>, force: bool) -> anyhow::Result<()> {
-    check_new("--json", json_file(json), force)
+    check_new("--json", json_file(json), &["json"], force)
 }
 
 /// Prints `text`, and writes `figures` to the file of `--json`; `-` is stdout, in place of the text. Figures that cannot be written

@@ -18,6 +18,7 @@ use crate::media::sync_folder;
 use crate::pjrt::discover;
 use crate::runtime::plugins::{Wheel, wheels};
 use crate::runtime::sha256_file;
+use crate::temporaries;
 
 /// Arguments of `ltx2 plugin`.
 #[derive(Debug, clap::Args)]
@@ -102,6 +103,7 @@ pub(crate) fn install_plugin(kind: discover::Platform, folder: &Path) -> Result<
         }
         let work = tempfile::Builder::new().prefix(&prefix).tempdir_in(folder);
         let work = work.with_context(|| format!("{}: cannot write", folder.display()))?;
+        temporaries::note(work.path());
         let fresh = work.path().join("new");
         fs::create_dir(&fresh)?;
         let index = Index::new(Settings::read()?)?;

@@ -72,7 +72,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     together(config, |group| {
         let first = group.is_none_or(|group| group.id() == 0);
         if first {
-            check_new("--output", Some(&summary), args.force)?;
+            check_new("--output", Some(&summary), &[], args.force)?;
             check_json(args.json.as_deref(), args.force)?;
         } else {
             log::only_warnings();

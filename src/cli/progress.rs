@@ -11,8 +11,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use super::tell;
 use crate::config::Job;
-use crate::media;
 use crate::pipeline::generate::{Finished, Observer, OnLoad};
+use crate::temporaries;
 
 /// Progress bar on a terminal, a line per tenth of the steps elsewhere; stops the run on Ctrl-C.
 pub(crate) struct Progress {
@@ -31,7 +31,7 @@ impl Progress {
         let asked = stop.clone();
         let watched = ctrlc::set_handler(move || {
             if asked.swap(true, Ordering::SeqCst) {
-                media::remove_temporaries();
+                temporaries::remove_all();
                 std::process::exit(130);
             }
             tell("stopping after the steps under way; again to stop at once");

@@ -6,10 +6,9 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use serde::de::DeserializeOwned;
 
 use super::args::{ComponentArgs, files};
-use super::{UsageError, print};
+use super::{UsageError, check_new, print};
 
 use crate::config::{ActivationType, Config, Dtype, Model, Numerics, Runtime, WeightSource, WeightType, parse_mesh};
-use crate::media::check_writable;
 use crate::pipeline::component::{Scalars, run_component};
 use crate::pipeline::configs::ModelConfigs;
 use crate::pipeline::executor::Executor;
@@ -76,11 +75,7 @@ fn components() -> impl TypedValueParser<Value = ProgramKind> {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    check_writable(&args.output)?;
-    if args.output.exists() && !args.force {
-        let message = format!("{} exists; give --force to overwrite it", args.output.display());
-        return Err(UsageError(message).into());
-    }
+    check_new("--output", Some(&args.output), &["safetensors"], args.force)?;
     let mut scalars = parse_scalars(&args.set)?;
     let mesh = args.mesh.as_deref().map(parse_mesh).transpose()?;
     let runtime = Runtime {

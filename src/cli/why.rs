@@ -65,13 +65,14 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     args.placement.add(&mut given);
     let config = load_run(&given)?.config;
     check_json(args.json.as_deref(), args.force)?;
-    check_new("--write", args.write.as_deref(), args.force)?;
+    check_new("--write", args.write.as_deref(), &["yml", "yaml"], args.force)?;
     let scratch;
     let folder = match (&args.output, config.compile_cache()) {
         (Some(folder), _) => folder.clone(),
         (None, Some(cache)) => cache.join("why"),
         (None, None) => {
             scratch = tempfile::tempdir()?;
+            crate::temporaries::note(scratch.path());
             scratch.path().to_path_buf()
         }
     };

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::error::ConfigError;
 use super::schema::Config;
+use crate::destination::check_ending;
 use crate::text_file;
 
 /// The most videos of one run: as many as four digits number.
@@ -58,16 +59,18 @@ fn prompt_lines(text: &str) -> Vec<String> {
 /// folder, as `{index:04}_{seed}.mp4`; by default each is named as one would be. Sound alone has the extension `wav`.
 ///
 /// # Errors
-/// Sound alone that is to be written as something else. A folder at `path` where a file is needed, or the other way round.
+/// An ending of another format. A folder at `path` where a file is needed, or the other way round.
 pub fn output_paths(path: Option<&Path>, jobs: &[Job], extension: &str) -> Result<Vec<PathBuf>, ConfigError> {
     let Some(path) = path else { return Ok(default_paths(Path::new("out"), jobs, extension)) };
     let fail = |why: &str| Err(ConfigError::Flag(format!("{}: {why}", path.display())));
     Ok(match jobs {
         [_] if path.is_dir() => return fail("is a folder; name a file, e.g. with .mp4"),
-        [_] if extension == "wav" && path.extension().is_none_or(|own| !own.eq_ignore_ascii_case("wav")) => {
-            return fail("sound alone is written as WAV; name a file with .wav");
+        [_] => {
+            let written =
+                if extension == "wav" { "sound alone is written as WAV" } else { "videos are written as MP4" };
+            check_ending(path, written, &[extension]).map_err(ConfigError::Flag)?;
+            vec![path.to_path_buf()]
         }
-        [_] => vec![path.to_path_buf()],
         _ if path.is_file() => return fail("is a file; several videos need a folder"),
         _ => jobs.iter().map(|j| path.join(format!("{:04}_{}.{extension}", j.index, j.seed))).collect(),
     })

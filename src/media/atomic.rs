@@ -3,41 +3,23 @@
 use std::fmt::Display;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 
 use tempfile::NamedTempFile;
 
 use super::error::{Error, Result};
-use crate::failpoint;
+use crate::destination::{self, Destination};
+use crate::{failpoint, temporaries};
 
-/// The temporary files that are there, for an end without destructors, among up to [`NAMED`] that have got their names meanwhile.
-static TEMPORARIES: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
-
-/// Files that may have their names and still be listed: a server makes files for as long as it runs.
-const NAMED: usize = 64;
-
-/// Notes a temporary file.
-fn note(list: &mut Vec<PathBuf>, path: &Path) {
-    if list.len() >= NAMED {
-        list.retain(|path| path.exists());
-    }
-    list.push(path.into());
+/// Folder for the temporary files of an output: its own, where they can be renamed to it.
+pub(super) fn scratch_folder(path: &Path) -> Result<PathBuf> {
+    Ok(match destination_of(path)? {
+        Destination::File(target) => destination::folder(&target),
+        Destination::Stream(_) => std::env::temp_dir(),
+    })
 }
 
-/// Removes temporary files that this process is writing, before it ends at once.
-pub fn remove_temporaries() {
-    for path in TEMPORARIES.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
-        // One that has its name, or was removed, is no longer there.
-        let _ = std::fs::remove_file(path);
-    }
-}
-
-/// Folder of a file; `.` for a bare name.
-pub(super) fn folder(path: &Path) -> PathBuf {
-    match path.parent() {
-        Some(p) if !p.as_os_str().is_empty() => p.to_path_buf(),
-        _ => PathBuf::from("."),
-    }
+fn destination_of(path: &Path) -> Result<Destination> {
+    Destination::of(path).map_err(Error::io("write", path))
 }
 
 /// The name of a file without its folder.
@@ -45,11 +27,12 @@ pub(super) fn name(path: &Path) -> impl Display {
     path.file_name().unwrap_or_default().display()
 }
 
-/// An empty file next to `path`, its parents created, deleted unless [`persist`]ed.
+/// An empty file next to the file at `path`, its parents created, deleted unless [`persist`]ed. For a device or a pipe it is in the
+/// folder of temporary files.
 ///
 /// `suffix` ends its name, so that a program which looks at extensions sees the right one.
 pub(super) fn beside(path: &Path, suffix: &str) -> Result<NamedTempFile> {
-    let folder = folder(path);
+    let folder = scratch_folder(path)?;
     let mut builder = tempfile::Builder::new();
     builder.prefix(".ltx2-").suffix(suffix);
     #[cfg(unix)]
@@ -67,7 +50,7 @@ pub(super) fn beside(path: &Path, suffix: &str) -> Result<NamedTempFile> {
         Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => create()?,
         created => created?,
     };
-    note(&mut TEMPORARIES.lock().unwrap_or_else(PoisonError::into_inner), file.path());
+    temporaries::note(file.path());
     Ok(file)
 }
 
@@ -94,7 +77,10 @@ fn replace_by(calls: &mut impl Calls, parts: &[&[u8]]) -> Result<()> {
 struct Beside<'a> {
     /// None once it has its name.
     file: Option<NamedTempFile>,
+    /// As it was given, for messages.
     path: &'a Path,
+    /// The file at the end of its links.
+    target: &'a Path,
     /// Whether a file that has the name is replaced; else it stays and is an error.
     replace: bool,
 }
@@ -124,12 +110,12 @@ impl Calls for Beside<'_> {
         failpoint::reach("rename", name(self.path));
         failpoint::fail("rename", name(self.path)).map_err(Error::io("rename the finished file to", self.path))?;
         let Some(file) = self.file.take() else { return Ok(()) };
-        let named = if self.replace { file.persist(self.path) } else { persist_new(file, self.path) };
+        let named = if self.replace { file.persist(self.target) } else { persist_new(file, self.target) };
         named.map(drop).map_err(|e| Error::io("rename the finished file to", self.path)(e.error))
     }
 
     fn sync_folder(&mut self) -> Result<()> {
-        let folder = folder(self.path);
+        let folder = destination::folder(self.target);
         sync_folder(&folder).map_err(Error::io("write", &folder))
     }
 }
@@ -153,9 +139,15 @@ pub(crate) fn sync_folder(folder: &Path) -> std::io::Result<()> {
     }
 }
 
-/// Gives the temporary file its name; a file that has it is replaced, or stays and is an error.
+/// Gives the temporary file its name; a file that has it is replaced, or stays and is an error. A device or a pipe gets its bytes.
 pub(super) fn persist(file: NamedTempFile, path: &Path, replace: bool) -> Result<()> {
-    replace_by(&mut Beside { file: Some(file), path, replace }, &[])
+    match destination_of(path)? {
+        Destination::File(target) => replace_by(&mut Beside { file: Some(file), path, target: &target, replace }, &[]),
+        Destination::Stream(stream) => {
+            let copy = || std::io::copy(&mut file.reopen()?, &mut destination::open_stream(&stream)?);
+            copy().map(drop).map_err(Error::io("write", path))
+        }
+    }
 }
 
 /// Checks that a file can be created at `path`, so that an unusable path is reported before hours of work. Leaves nothing
@@ -168,22 +160,36 @@ pub fn check_writable(path: &Path) -> Result<()> {
         let source = std::io::ErrorKind::IsADirectory.into();
         return Err(Error::Io { action: "write", path: path.into(), source });
     }
-    let folder = folder(path);
+    let target = match destination_of(path)? {
+        Destination::File(target) => target,
+        Destination::Stream(stream) => return destination::check_stream(&stream).map_err(Error::io("write", path)),
+    };
+    let folder = destination::folder(&target);
     let missing: Vec<&Path> = folder.ancestors().take_while(|f| !f.as_os_str().is_empty() && !f.exists()).collect();
-    let tried = beside(path, ".part").map(drop);
+    let tried = beside(&target, ".part").map(drop);
     // The deepest comes first. A folder that another process uses by now is not empty, and stays.
     missing.into_iter().for_each(|folder| drop(std::fs::remove_dir(folder)));
     tried
 }
 
-/// Writes `bytes` to `path`: parents are created, an existing file is replaced, and no reader sees half of it.
+/// Writes `bytes` to `path`: parents are created, an existing file is replaced, and no reader sees half of it. A link stays: the file
+/// that it leads to is replaced. A device or a pipe gets the bytes.
 pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
     write_file(path, bytes, true)
 }
 
 /// [`write_atomically`]; without `replace` a file of that name stays and is an error.
 pub(crate) fn write_file(path: &Path, bytes: &[u8], replace: bool) -> Result<()> {
-    replace_by(&mut Beside { file: Some(beside(path, ".part")?), path, replace }, &[bytes])
+    match destination_of(path)? {
+        Destination::File(target) => {
+            let file = Some(beside(&target, ".part")?);
+            replace_by(&mut Beside { file, path, target: &target, replace }, &[bytes])
+        }
+        Destination::Stream(stream) => {
+            let write = || destination::open_stream(&stream)?.write_all(bytes);
+            write().map_err(Error::io("write", path))
+        }
+    }
 }
 
 #[cfg(test)]
@@ -197,7 +203,7 @@ mod tests {
         write_atomically(&path, b"{}").unwrap();
         let under_way = beside(&folder.path().join("out.mp4"), ".mp4").unwrap();
         assert!(under_way.path().exists());
-        remove_temporaries();
+        temporaries::remove_all();
         assert!(!under_way.path().exists() && path.exists());
     }
 
@@ -291,15 +297,46 @@ mod tests {
     }
 
     #[test]
-    fn files_that_have_their_names_are_listed_no_longer() {
+    fn a_link_stays_and_the_file_at_its_end_is_replaced() {
         let folder = tempfile::tempdir().unwrap();
-        let there = folder.path().join("there");
-        std::fs::write(&there, "").unwrap();
-        let mut list = vec![there.clone()];
-        for n in 0..10 * NAMED {
-            note(&mut list, &folder.path().join(n.to_string()));
-            assert!(list.len() <= NAMED && list[0] == there, "{}", list.len());
+        let path = |name: &str| folder.path().join(name);
+        std::fs::create_dir(path("else")).unwrap();
+        std::os::unix::fs::symlink("else/a.json", path("a.json")).unwrap();
+        check_writable(&path("a.json")).unwrap();
+        assert!(write_file(&path("a.json"), b"1", false).is_ok() && write_file(&path("a.json"), b"2", false).is_err());
+        write_atomically(&path("a.json"), b"2").unwrap();
+        let (mut file, link) = (beside(&path("a.json"), ".mp4").unwrap(), std::fs::read_link(path("a.json")).unwrap());
+        assert_eq!(file.path().parent(), Some(&*path("else")));
+        file.write_all(b"3").unwrap();
+        persist(file, &path("a.json"), true).unwrap();
+        assert_eq!((std::fs::read(path("else/a.json")).unwrap(), link), (b"3".to_vec(), "else/a.json".into()));
+        assert!(path("a.json").is_symlink());
+        assert_eq!(std::fs::read_dir(path("else")).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_fifo_gets_the_bytes_and_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("out.json");
+        rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
+        check_writable(&path).unwrap();
+        for (replace, is_whole) in [(false, true), (true, false)] {
+            let reader = std::thread::spawn({
+                let path = path.clone();
+                move || std::fs::read(path)
+            });
+            if is_whole {
+                write_file(&path, b"bytes", replace).unwrap();
+            } else {
+                let mut file = beside(&path, ".mp4").unwrap();
+                file.write_all(b"bytes").unwrap();
+                persist(file, &path, replace).unwrap();
+            }
+            assert_eq!(reader.join().unwrap().unwrap(), b"bytes");
         }
+        use std::os::unix::fs::FileTypeExt;
+        assert!(path.metadata().unwrap().file_type().is_fifo());
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
     }
 
     /// `/dev/null`, which cannot be synchronized, stands for a disk that fails when it has to keep what it was given.

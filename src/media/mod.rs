@@ -42,7 +42,7 @@ mod wav;
 mod yuv;
 
 pub use aac::AAC_RATES;
-pub use atomic::{check_writable, remove_temporaries, write_atomically};
+pub use atomic::{check_writable, write_atomically};
 pub(crate) use atomic::{sync_folder, write_file};
 pub use audio::Audio;
 pub(crate) use clip::decode_upload;

@@ -39,7 +39,7 @@ pub(crate) fn png_frames_in(dir: &Path) -> Result<Vec<PathBuf>> {
     }
     let is_frame = |path: &Path| {
         let number = path.file_name().and_then(|name| name.to_str()?.strip_prefix("frame_")?.strip_suffix(".png"));
-        number.is_some_and(|n| n.len() >= 5 && n.bytes().all(|b| b.is_ascii_digit())) && !path.is_dir()
+        number.is_some_and(|n| n.len() >= 5 && n.bytes().all(|b| b.is_ascii_digit())) && path.is_file()
     };
     let entries = std::fs::read_dir(dir).map_err(Error::io("list", dir))?;
     Ok(entries.flatten().map(|entry| entry.path()).filter(|path| is_frame(path)).collect())

@@ -87,12 +87,12 @@ impl Samples {
     }
 }
 
-/// A file without a name in the folder of `path`.
+/// A file without a name in the folder for the temporary files of `path`.
 ///
 /// # Errors
 /// A folder that cannot be written to.
 pub(super) fn unnamed(path: &Path) -> Result<File> {
-    let folder = atomic::folder(path);
+    let folder = atomic::scratch_folder(path)?;
     std::fs::create_dir_all(&folder).map_err(Error::io("create folder", &folder))?;
     tempfile::tempfile_in(&folder).map_err(Error::io("create a temporary file in", &folder))
 }

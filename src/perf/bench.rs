@@ -38,6 +38,7 @@ use crate::runtime::processes::Group;
 use crate::runtime::{Executable, PeakMatmul, ShardedTensor, peak_matmul};
 use crate::sampling::TorchRng;
 use crate::sampling::denoise::StreamRole;
+use crate::temporaries;
 use crate::tensor::Tensor;
 use ndarray::Array4;
 
@@ -194,6 +195,7 @@ impl<'a> Bench<'a> {
             let (path, reason) = (std::env::temp_dir(), e.to_string());
             PipelineError::File { path, reason }
         })?;
+        temporaries::note(folder.path());
         let file_seconds = None;
         Ok(Bench {
             request,

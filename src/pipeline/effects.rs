@@ -62,7 +62,7 @@ fn candidates(key: &str, folder: &Path) -> Option<Vec<Value>> {
     let file = |name: &str| json!(folder.join(name).to_str().expect("UTF-8"));
     Some(match key {
         "extends" => vec![json!("ltx2")],
-        "output.path" => vec![json!("something.wav")],
+        "output.path" => vec![json!("something.mp4"), json!("something.wav")],
         "layout" => vec![json!("replicated")],
         "model.path" => vec![json!("tests/fixtures/models/tiny_b")],
         "request.prompts" | "request.negative_prompt_file" => vec![file("text.txt")],

@@ -12,6 +12,7 @@ use super::replaceable::Replaceable;
 use super::saved;
 use super::writer::{dump_path, place_of};
 use crate::config::{Config, Job, sidecar_path};
+use crate::destination::{Destination, check_ending, folder};
 use crate::media::{self, png_frame_path, png_frames_in};
 use crate::request::Request;
 
@@ -30,6 +31,9 @@ struct Output {
 const FRAMES: &str = "output.save_frames";
 /// Flag of the files in which steps and clips are kept.
 const CHECKPOINT: &str = "--checkpoint-every";
+
+/// Endings of files, which a folder of frames does not have.
+const OF_FILES: [&str; 12] = ["apng", "avi", "gif", "jpeg", "jpg", "mkv", "mov", "mp4", "png", "tiff", "webm", "webp"];
 
 impl Output {
     fn is_frames(&self) -> bool {
@@ -131,6 +135,40 @@ fn check_distinct(outputs: &[Output]) -> Result<()> {
     Ok(())
 }
 
+/// Refuses an output whose name says another format than is written there.
+fn check_format(Output { key, path }: &Output) -> Result<()> {
+    let fail = |why: String| Err(PipelineError::Usage(format!("{key}: {why}")));
+    let check = |written: &str, ending: &str| check_ending(path, written, &[ending]).or_else(fail);
+    match *key {
+        "output.save_audio" => check("sound is written as WAV", "wav"),
+        "--dump" => check("tensors are written as safetensors", "safetensors"),
+        "--perf-json" if path.extension().is_some() => check("times are written as JSON", "json"),
+        FRAMES => match path.extension().map(|own| own.to_string_lossy().to_lowercase()) {
+            Some(own) if OF_FILES.contains(&own.as_str()) => {
+                fail(format!("{}: frames are written as PNG files; name a folder for them", path.display()))
+            }
+            _ => Ok(()),
+        },
+        _ => Ok(()),
+    }
+}
+
+/// Refuses what a run writes beside its video where that goes to a device or a pipe.
+fn check_streams(config: &Config, options: &GenerateOptions) -> Result<()> {
+    let Some(video) = options.outputs.iter().find(|video| Destination::is_stream(video)) else { return Ok(()) };
+    let (key, cure) = if config.output.sidecar {
+        ("output.sidecar", "give --set output.sidecar=false")
+    } else if options.checkpoint_every.is_some() {
+        (CHECKPOINT, "leave it out")
+    } else if options.resume {
+        ("--resume", "leave it out")
+    } else {
+        return Ok(());
+    };
+    let why = format!("{key}: {} is a device or a pipe, and nothing is kept beside it; {cure}", video.display());
+    Err(PipelineError::Usage(format!("{why}, or name a file")))
+}
+
 /// Refuses outputs of a run that would overwrite something, and two that are the same. Changes nothing.
 ///
 /// With `resume`, files that the interrupted run was writing may be replaced: a video and a sidecar if they have the same request.
@@ -140,6 +178,11 @@ fn check_distinct(outputs: &[Output]) -> Result<()> {
 pub(crate) fn check_taken(config: &Config, options: &GenerateOptions) -> Result<()> {
     let outputs = of_run(config, options);
     check_distinct(&outputs)?;
+    outputs.iter().try_for_each(check_format)?;
+    // The name that was given, which each of several videos changes.
+    let dump = options.dump.iter().filter(|_| !outputs.is_empty());
+    dump.map(|path| Output { key: "--dump", path: path.clone() }).try_for_each(|dump| check_format(&dump))?;
+    check_streams(config, options)?;
     if options.force {
         return Ok(());
     }
@@ -154,7 +197,7 @@ pub(crate) fn check_taken(config: &Config, options: &GenerateOptions) -> Result<
         let is_own = |video: &Path| options.resume && recorded_request(config, options, video);
         match *key {
             "output.path" if saved::is_kept(path) && is_own(path) => {}
-            "output.path" if path.exists() => return refuse("exists", "overwrite it with --force"),
+            "output.path" if Destination::is_taken(path) => return refuse("exists", "overwrite it with --force"),
             "output.sidecar" if options.outputs.iter().any(|video| sidecar_path(video) == *path && is_own(video)) => {}
             key if key != "output.sidecar" && is_resumed(path) => {}
             FRAMES if !png_frames_in(path)?.is_empty() => {
@@ -165,7 +208,7 @@ pub(crate) fn check_taken(config: &Config, options: &GenerateOptions) -> Result<
                 let what = "or clips of an interrupted run are there";
                 return refuse(what, "continue it with --resume, start over with --force");
             }
-            _ if path.exists() && !path.is_dir() => return refuse("exists", "overwrite it with --force"),
+            _ if Destination::is_taken(path) => return refuse("exists", "overwrite it with --force"),
             _ => {}
         }
     }
@@ -305,14 +348,6 @@ impl Room {
             tracing::warn!("{has}, and what is written there may need {:.2}", mib(self.likely));
         }
         Ok(())
-    }
-}
-
-/// Folder of a file.
-fn folder(path: &Path) -> PathBuf {
-    match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder.into(),
-        _ => PathBuf::from("."),
     }
 }
 

@@ -12,9 +12,9 @@ use super::differences::difference;
 use super::error::PipelineError;
 use super::options::GenerateOptions;
 use crate::config::{Config, Job};
-use crate::media;
 use crate::pjrt::end_process;
 use crate::runtime::processes::{Group, Launch, LaunchOptions, Timeouts};
+use crate::temporaries;
 
 /// Keys that may differ between processes: places on their hosts, and the processes' numbers and addresses.
 const OWN: [&str; 12] = [
@@ -71,7 +71,7 @@ pub fn together<T, E: Display + From<PipelineError>>(
 pub(super) fn last_words(message: &str) {
     // A full disk below stderr does not keep the process from its end.
     let _ = writeln!(std::io::stderr(), "error: {message}");
-    media::remove_temporaries();
+    temporaries::remove_all();
 }
 
 /// Compares what is asked for with the other processes.

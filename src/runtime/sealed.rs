@@ -9,7 +9,8 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::failpoint;
+use crate::destination::{Destination, folder};
+use crate::{failpoint, temporaries};
 
 /// The first line.
 #[derive(Serialize, Deserialize)]
@@ -59,18 +60,25 @@ pub(crate) fn read<H: DeserializeOwned>(bytes: &[u8]) -> Result<(H, &[u8]), Stri
     Ok((line.header, payload))
 }
 
-/// Puts a file in the place of what has its path.
+/// Puts a file in the place of what has its path; a link stays, and leads to the file.
+///
+/// # Errors
+/// Those of the system; a path that is no file.
 pub(crate) fn replace(path: &Path, name: &str, parts: &[&[u8]]) -> std::io::Result<()> {
-    let folder = path.parent().unwrap_or(Path::new("."));
-    fs::create_dir_all(folder)?;
+    let Destination::File(path) = Destination::of(path)? else {
+        return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, "it is a device or a pipe"));
+    };
+    let folder = folder(&path);
+    fs::create_dir_all(&folder)?;
     // As any new file, not private as temporary ones: a folder may serve several users.
     let mode = fs::Permissions::from_mode(0o666);
-    let mut file = tempfile::Builder::new().prefix(".ltx2-").permissions(mode).tempfile_in(folder)?;
+    let mut file = tempfile::Builder::new().prefix(".ltx2-").permissions(mode).tempfile_in(&folder)?;
+    temporaries::note(file.path());
     for part in parts {
         file.write_all(part)?;
         failpoint::reach("cache", name);
     }
-    file.persist(path)?;
+    file.persist(&path)?;
     Ok(())
 }
 

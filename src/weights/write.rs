@@ -12,7 +12,7 @@ use super::Component;
 use super::error::WeightsError;
 use super::newer::VERSION;
 use crate::hlo::DType;
-use crate::threads;
+use crate::{temporaries, threads};
 
 /// The size diffusers cuts shards at.
 pub(crate) const SHARD_BYTES: u64 = 5_000_000_000;
@@ -69,6 +69,7 @@ pub(crate) fn write_component<E: From<WeightsError> + Send>(
         .prefix(&format!(".{}.", component.folder()))
         .tempdir_in(model)
         .map_err(WeightsError::io(model, "cannot create a temporary folder"))?;
+    temporaries::note(staging.path());
     // A temporary folder is private to its owner; the folder inside it gets the usual permissions.
     let folder = staging.path().join(component.folder());
     fs::create_dir(&folder).map_err(WeightsError::io(&folder, "cannot create"))?;
@@ -179,6 +180,7 @@ pub(crate) fn write_json(path: &Path, value: &Value) -> Result<(), WeightsError>
     let mut part = path.as_os_str().to_os_string();
     part.push(".part");
     let part = PathBuf::from(part);
+    temporaries::note(&part);
     fs::write(&part, format!("{value:#}\n")).map_err(failed())?;
     fs::rename(&part, path).map_err(failed())
 }

@@ -33,6 +33,7 @@ mod model_files;
 mod models;
 mod module_store;
 mod nano_quality;
+mod output_places;
 mod outputs;
 mod packages;
 mod plugins;

@@ -1,0 +1,251 @@
+//! Outputs that are devices, pipes or links, names of other formats, and texts with a byte-order mark.
+
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, symlink};
+use std::path::Path;
+use std::process::Command;
+
+use crate::outputs::{Folder, error, json, succeed};
+use crate::support::{self, needs};
+
+/// A link to `target`, with the name of an output.
+fn link(folder: &Folder, target: &str, name: &str) {
+    fs::create_dir_all(folder.path("else")).expect("a folder");
+    symlink(target, folder.path(name)).expect("a link");
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).expect("a folder");
+    let mut names: Vec<_> = entries.map(|e| e.expect("one").file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
+/// Every file of a run at the end of a link: the links stay, and nothing else is beside them or their files.
+#[needs(cpu)]
+fn links_stay_and_their_files_are_written() {
+    let folder = Folder::new();
+    let files = ["a.mp4", "a.json", "s.wav", "d.safetensors", "p.json"];
+    files.iter().for_each(|name| link(&folder, &format!("else/{name}"), name));
+    link(&folder, "else/frames", "frames");
+    fs::create_dir(folder.path("else/frames")).expect("a folder");
+    let own = ["-o", "a.mp4", "--save-audio", "s.wav", "--save-frames", "frames", "--dump", "d.safetensors"];
+    let own = [&own[..], &["--perf-json", "p.json"]].concat();
+    succeed(&mut folder.generate(&own));
+    let mut all = [&files[..], &["frames"]].concat();
+    all.sort_unstable();
+    assert_eq!(names(&folder.path("else")), all);
+    assert_eq!(names(&folder.path("else/frames")).len(), 9);
+    all.iter().for_each(|name| assert!(folder.path(name).is_symlink(), "{name}"));
+    let refused = error(2, &mut folder.generate(&own));
+    assert!(refused.starts_with("error: output.path: a.mp4 exists; overwrite it with --force"), "{refused}");
+    let before = fs::read(folder.path("else/a.mp4")).expect("the video");
+    fs::write(folder.path("else/a.mp4"), "old").expect("written");
+    succeed(&mut folder.generate(&[&own[..], &["--force"]].concat()));
+    assert_eq!(fs::read(folder.path("else/a.mp4")).expect("the video"), before);
+    assert!(folder.path("a.mp4").is_symlink());
+}
+
+/// A FIFO and a device stay what they are, without --force, and get the bytes that a file gets.
+#[needs(cpu)]
+fn fifos_and_devices_get_the_bytes() {
+    let folder = Folder::new();
+    succeed(&mut folder.generate(&["-o", "file.mp4", "--save-audio", "file.wav"]));
+    for name in ["fifo.mp4", "fifo.wav"] {
+        assert!(Command::new("mkfifo").arg(folder.path(name)).status().expect("mkfifo runs").success());
+    }
+    let readers = ["fifo.mp4", "fifo.wav"].map(|name| {
+        let path = folder.path(name);
+        std::thread::spawn(move || fs::read(path).expect("the bytes"))
+    });
+    link(&folder, "/dev/null", "null.safetensors");
+    let own = ["-o", "fifo.mp4", "--save-audio", "fifo.wav", "--dump", "null.safetensors", "--perf-json", "/dev/null"];
+    succeed(&mut folder.generate(&[&own[..], &["--set", "output.sidecar=false"]].concat()));
+    let [video, sound] = readers.map(|reader| reader.join().expect("read"));
+    assert_eq!(video, fs::read(folder.path("file.mp4")).expect("a video"));
+    assert_eq!(sound, fs::read(folder.path("file.wav")).expect("a sound"));
+    assert!(fs::metadata("/dev/null").expect("a device").file_type().is_char_device());
+    for name in ["fifo.mp4", "fifo.wav"] {
+        assert!(fs::metadata(folder.path(name)).expect("it stays").file_type().is_fifo(), "{name}");
+    }
+    assert!(names(&folder.path("tmp")).is_empty(), "{:?}", names(&folder.path("tmp")));
+    // A sidecar has no place beside it.
+    let refused = error(2, &mut folder.generate(&["-o", "fifo.mp4"]));
+    assert!(refused.starts_with("error: output.sidecar: fifo.mp4 is a device or a pipe"), "{refused}");
+}
+
+/// Figures go to a device, and to the file that stdout is, behind what is there.
+#[needs(nothing)]
+fn figures_go_to_devices_and_to_stdout() {
+    let folder = Folder::new();
+    fs::write(folder.path("log"), "before\n").expect("written");
+    for (name, place) in [("a", "/dev/stdout"), ("b", "/proc/self/fd/1"), ("c", "/dev/null")] {
+        let mut wav = Vec::from(
+            *b"RIFF\x2c\0\0\0WAVEfmt \x10\0\0\0\x01\0\x01\0\x80\xbb\0\0\0\x77\x01\0\x02\0\x10\0data\x08\0\0\0",
+        );
+        wav.extend([0, 16, 0, 32, 0, 16, 0, 240]);
+        fs::write(folder.path("x.wav"), &wav).expect("written");
+        let log = fs::File::options().append(true).open(folder.path("log")).expect("a file");
+        let mut run = folder.ltx2(&["compare", "x.wav", "x.wav", "--json", place]);
+        let ran = run.stdout(log).output().expect("runs");
+        assert!(ran.status.success(), "{name}: {}", String::from_utf8_lossy(&ran.stderr));
+    }
+    let log = fs::read_to_string(folder.path("log")).expect("text");
+    assert!(log.starts_with("before\n") && log.matches("\"audio\"").count() == 2, "{log}");
+    assert!(fs::metadata("/dev/null").expect("a device").file_type().is_char_device());
+    assert_eq!(names(&folder.path(".")), ["log", "tmp", "x.wav"]);
+}
+
+/// Before anything is loaded: the model is nowhere.
+#[needs(nothing)]
+fn names_of_other_formats_are_refused_first() {
+    let folder = Folder::new();
+    let generate = ["generate", "-p", "x", "-m", "no/such/model"];
+    let video = "videos are written as MP4; name a file with .mp4";
+    for (more, why) in [
+        (&["-o", "x.webm"][..], format!("x.webm: {video}")),
+        (&["-o", "x.gif"], format!("x.gif: {video}")),
+        (&["-o", "-"], format!("-: {video}")),
+        (&["-o", "x"], format!("x: {video}")),
+        (&["--set", "output.path=x.mov"], format!("x.mov: {video}")),
+        (&["--save-audio", "s.mp3"], "output.save_audio: s.mp3: sound is written as WAV; name a file with .wav".into()),
+        (&["--save-audio", "-"], "output.save_audio: -: sound is written as WAV; name a file with .wav".into()),
+        (
+            &["--save-frames", "f.gif"],
+            "output.save_frames: f.gif: frames are written as PNG files; name a folder".into(),
+        ),
+        (
+            &["--dump", "d.npz"],
+            "--dump: d.npz: tensors are written as safetensors; name a file with .safetensors".into(),
+        ),
+        (
+            &["--dump", "d.npz", "--num-videos", "2", "-o", "clips"],
+            "--dump: d.npz: tensors are written as safetensors".into(),
+        ),
+        (&["--perf-json", "p.csv"], "--perf-json: p.csv: times are written as JSON; name a file with .json".into()),
+    ] {
+        let said = error(2, &mut folder.ltx2(&[&generate[..], more].concat()));
+        assert!(said.starts_with(&format!("error: {why}")), "{more:?}: {said}");
+    }
+    let why = ["why", "-c", "ltx2", "--target", "tpu:v6e:2x4", "--write", "x.json"];
+    let run = ["run", "vocoder", "--model", "no/such", "--inputs", "a.safetensors", "-o", "x.npz"];
+    for (command, why) in [
+        (
+            &["compare", "a.mp4", "b.mp4", "--report", "x.pdf"][..],
+            "--report: x.pdf: HTML is written here; name a file with .html or .htm",
+        ),
+        (
+            &["compare", "a.mp4", "b.mp4", "--json", "x.csv"],
+            "--json: x.csv: JSON is written here; name a file with .json",
+        ),
+        (
+            &["bench", "--micro", "--from", "a.json", "--fit", "x.yml"],
+            "--fit: x.yml: TOML is written here; name a file with .toml",
+        ),
+        (&why, "--write: x.json: YML is written here; name a file with .yml or .yaml"),
+        (&run, "--output: x.npz: SAFETENSORS is written here; name a file with .safetensors"),
+    ] {
+        let said = error(2, &mut folder.ltx2(command));
+        assert!(said.starts_with(&format!("error: {why}")), "{command:?}: {said}");
+    }
+    assert_eq!(names(&folder.path(".")), ["tmp"]);
+}
+
+/// Texts that Windows programs wrote are the texts without their mark.
+#[needs(nothing)]
+fn a_byte_order_mark_is_no_part_of_a_text() {
+    let folder = Folder::new();
+    let marked = |name: &str, text: &str| fs::write(folder.path(name), format!("\u{feff}{text}")).expect("written");
+    marked("negative.txt", "blurry\n");
+    marked("prompts.txt", "a cat\n");
+    marked("own.yml", "request: {seed: 7}\n");
+    marked("own_layout.yml", "mesh: {}\nrules: {}\n");
+    let more = ["--negative-prompt-file", "negative.txt", "--prompts", "prompts.txt", "--layout", "own_layout.yml"];
+    let run = [&["generate", "-c", "nano", "-c", "own.yml", "--print-config"], &more[..]].concat();
+    let ran = folder.ltx2(&run).output().expect("runs");
+    let said = String::from_utf8_lossy(&ran.stdout);
+    assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+    assert!(!said.contains('\u{feff}') && !said.contains("feff"), "{said}");
+    assert!(said.contains("seed: 7") && said.contains("negative_prompt: blurry"), "{said}");
+    // Models, too: every text file of a diffusers folder with a mark.
+    let model = folder.path("model");
+    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models/tiny_a");
+    assert!(Command::new("cp").args(["-rL"]).arg(from).arg(&model).status().expect("cp runs").success());
+    let mut texts = 0;
+    for part in fs::read_dir(&model).expect("a folder").map(|e| e.expect("one").path()) {
+        let files = if part.is_dir() { names(&part).iter().map(|n| part.join(n)).collect() } else { vec![part] };
+        for file in files.iter().filter(|file| file.extension().is_some_and(|end| end == "json")) {
+            let text = fs::read_to_string(file).expect("text");
+            fs::write(file, format!("\u{feff}{text}")).expect("written");
+            texts += 1;
+        }
+    }
+    assert!(texts > 5, "{texts}");
+    let ran = folder.ltx2(&["check", "model"]).output().expect("runs");
+    assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+}
+
+#[needs(nothing)]
+fn negative_numbers_are_read_or_refused_with_their_range() {
+    let folder = Folder::new();
+    let refused = |more: &[&str]| {
+        let own = [&["generate", "-c", "nano", "-p", "x", "--dry-run"], more].concat();
+        let ran = folder.ltx2(&own).output().expect("runs");
+        assert_eq!(ran.status.code(), Some(2), "{more:?}");
+        String::from_utf8_lossy(&ran.stderr).into_owned()
+    };
+    let said = refused(&["--seed", "-1"]);
+    assert!(said.contains("'-1' for '--seed <N>': give a whole number from 0 to 18446744073709551615"), "{said}");
+    let said = refused(&["--image", "p.png", "-1", "1"]);
+    assert!(
+        said.contains("--image p.png -1 1: a frame counted from the end, -1 for the last, needs --num-frames N"),
+        "{said}"
+    );
+    let image = [
+        "generate",
+        "-c",
+        "nano",
+        "--image",
+        "p.png",
+        "-1",
+        "1",
+        "--num-frames",
+        "17",
+        "--print-config",
+        "--pipeline",
+        "image_to_video",
+    ];
+    let ran = folder.ltx2(&image).output().expect("runs");
+    assert!(String::from_utf8_lossy(&ran.stdout).contains("\"frame\":16"), "{ran:?}");
+}
+
+/// Steps belong to the contents of a LoRA, not to its time.
+#[needs(cpu)]
+fn steps_go_on_with_a_touched_lora_and_not_with_another() {
+    let folder = Folder::new();
+    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/lora/ic_tiny_a_plain.safetensors");
+    fs::copy(from, folder.path("lora.safetensors")).expect("copied");
+    let own = ["-o", "a.mp4", "--set", "model.loras=[{path: lora.safetensors}]"];
+    // The file of the video cannot get its name, and the last steps stay.
+    let kept = [&own[..], &["--checkpoint-every", "1", "--steps", "2", "--set", "sampler.progress_every=1"]].concat();
+    let run = |more: &[&str]| {
+        let mut run = folder.ltx2(&["generate", "-c", support::tiny()]);
+        run.args(more);
+        run
+    };
+    error(1, run(&kept).env("LTX2_FAILPOINT", "fail rename a.mp4"));
+    let steps = folder.path("a.mp4.steps.safetensors");
+    assert!(steps.exists());
+    let lora = fs::File::options().append(true).open(folder.path("lora.safetensors")).expect("the LoRA");
+    lora.set_modified(std::time::SystemTime::UNIX_EPOCH).expect("another time");
+    let mut bytes = fs::read(folder.path("lora.safetensors")).expect("the LoRA");
+    *bytes.last_mut().expect("bytes") ^= 1;
+    let resumed = [&own[..], &["--resume", "--steps", "2", "--set", "sampler.progress_every=1"]].concat();
+    fs::rename(folder.path("lora.safetensors"), folder.path("same")).expect("renamed");
+    fs::write(folder.path("lora.safetensors"), &bytes).expect("written");
+    let said = error(1, &mut run(&resumed));
+    assert!(said.contains("inputs.") && said.contains("lora.safetensors is "), "{said}");
+    fs::rename(folder.path("same"), folder.path("lora.safetensors")).expect("renamed");
+    succeed(&mut run(&resumed));
+    assert!(json(&folder.path("a.json"))["sha256"].is_object() && !steps.exists());
+}
