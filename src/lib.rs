@@ -45,6 +45,7 @@ pub(crate) mod destination;
 pub(crate) mod failpoint;
 mod foreign;
 mod host;
+pub(crate) mod interrupts;
 pub(crate) mod temporaries;
 pub mod tensor;
 pub(crate) mod text_file;

@@ -7,11 +7,14 @@ use ltx2::cli::{self, Cli};
 
 fn main() -> ExitCode {
     ltx2::pjrt::quiet_plugins();
+    ltx2::pjrt::report_file_limits();
     cli::try_plugins();
     // clap ends the process itself: 0 for help, 2 for flags that it does not know.
     let cli = Cli::parse();
     cli::log::start(cli.verbose, cli.quiet);
-    match cli::run(&cli) {
+    let ended = cli::run(&cli);
+    cli::stay_if_interrupted();
+    match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             cli::tell(format_args!("error: {}", cli::one_line(&error)));

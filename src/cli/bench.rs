@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::args::{RerunArgs, RunArgs, load_run, timed_job};
 use super::bench_micro::{self, MicroArgs};
-use super::generate::prepare_libtpu;
+use super::generate::prepare_run;
 use super::{UsageError, check_json, deliver, log, tell};
 use crate::perf::BenchReport;
 use crate::perf::bench::{BenchOptions, BenchTarget, Benched, bench};
@@ -76,7 +76,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let job = timed_job(&loaded)?;
     let targets = if args.programs.is_empty() { BenchTarget::value_variants().to_vec() } else { args.programs.clone() };
     let options = BenchOptions { targets, runs: args.runs.into(), warmup: args.warmup.into() };
-    prepare_libtpu(config);
+    prepare_run(config);
     together(config, |group| {
         let first = group.is_none_or(|group| group.id() == 0);
         if first {

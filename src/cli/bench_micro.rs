@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
-use super::generate::prepare_libtpu;
+use super::generate::prepare_run;
 use super::{UsageError, check_new, deliver, print};
 use crate::analysis::{AlphaBeta, Calibration, Chip, ChipError, CollectiveKind, Measurements, Microbenchmark, fit};
 use crate::config::{Config, ConfigError, Loaded};
@@ -55,7 +55,7 @@ pub(crate) fn run(
     let sheet = args.fit.as_deref().map(|path| named_sheet(path, chip)).transpose()?.flatten();
     let all = match args.from.as_slice() {
         [] => {
-            prepare_libtpu(config);
+            prepare_run(config);
             vec![measure(config, runs, &args.collectives, &typed())?]
         }
         files => files.iter().map(|f| read(f)).collect::<anyhow::Result<_>>()?,

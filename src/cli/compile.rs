@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use super::args::{ConfigArgs, ModelArgs, PlacementArgs, load_run};
 use super::compile_table::table;
 use super::generate::prepare_libtpu;
-use super::{UsageError, check_json, check_new, deliver, print};
+use super::{UsageError, check_json, check_new, deliver, print, signals};
 use crate::analysis::Chip;
 use crate::config::Config;
 use crate::pipeline::PipelineError;
@@ -114,14 +114,14 @@ pub(super) fn chip_of(config: &Config) -> Result<Option<Chip>, UsageError> {
 /// Sets this process up for targets of which some may be TPUs, before anything has started a thread. Children find it in
 /// their environment.
 pub(super) fn prepare_tpus(config: &Config, targets: &[String]) -> anyhow::Result<()> {
-    if !targets.iter().any(|name| name.starts_with("tpu:")) {
-        return Ok(());
+    if targets.iter().any(|name| name.starts_with("tpu:")) {
+        prepare_libtpu(config);
+        if !prepare_absent_tpus() {
+            return Err(UsageError(TPUS_UNPREPARED.into()).into());
+        }
     }
-    prepare_libtpu(config);
-    match prepare_absent_tpus() {
-        true => Ok(()),
-        false => Err(UsageError(TPUS_UNPREPARED.into()).into()),
-    }
+    signals::end_command();
+    Ok(())
 }
 
 fn to_stdout(json: Option<&Path>) -> bool {

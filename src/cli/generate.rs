@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::args::{OutputArgs, RerunArgs, RunArgs, load_run};
 use super::plan::Plan;
 use super::progress::Progress;
-use super::{UsageError, log, print, tell};
+use super::{UsageError, log, print, signals, tell};
 use crate::config::{Config, Loaded, ProgressEvery, WeightSource, output_paths};
 use crate::pipeline::PipelineError;
 use crate::pipeline::generate::generate;
@@ -63,7 +63,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         }
         return verified;
     }
-    prepare_libtpu(config);
+    prepare_run(config);
     together(config, |group| make(args, &loaded, group))
 }
 
@@ -111,6 +111,12 @@ fn make(args: &Args, loaded: &Loaded, group: Option<&Arc<Group>>) -> anyhow::Res
         true => print(&format!("{}\n", serde_json::to_string_pretty(&finished)?)),
         false => print(&finished.iter().map(|f| format!("{}\n", f.path.display())).collect::<String>()),
     }
+}
+
+/// Hands the configuration's arguments to libtpu; then SIGINT and SIGTERM are heard in every phase.
+pub(super) fn prepare_run(config: &Config) {
+    prepare_libtpu(config);
+    signals::end_command();
 }
 
 /// Hands the configuration's arguments to libtpu, before anything has started a thread.

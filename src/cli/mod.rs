@@ -39,6 +39,7 @@ mod progress;
 mod run;
 mod schema;
 mod serve;
+mod signals;
 mod warm;
 mod why;
 
@@ -109,6 +110,18 @@ pub fn try_plugins() {
 /// Runs a subcommand.
 pub fn run(cli: &Cli) -> anyhow::Result<()> {
     timeline::begin();
+    // The others prepare libtpu first, which comes before any thread.
+    if matches!(
+        cli.command,
+        Command::Run(_)
+            | Command::Compare(_)
+            | Command::Init(_)
+            | Command::Check(_)
+            | Command::Doctor(_)
+            | Command::Plugin(_)
+    ) {
+        signals::end_command();
+    }
     match &cli.command {
         Command::Generate(args) => generate::run(args),
         Command::Serve(args) => serve::run(args),
@@ -127,6 +140,11 @@ pub fn run(cli: &Cli) -> anyhow::Result<()> {
         Command::Schema(args) => schema::run(args),
         Command::Completions(args) => completions::run(args),
     }
+}
+
+/// Does not return where a signal ends the process at this moment, with a message of its own.
+pub fn stay_if_interrupted() {
+    crate::interrupts::stay_if_ending();
 }
 
 /// Invalid flags, YAML or sizes: exit code 2.

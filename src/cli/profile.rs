@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::args::{RerunArgs, RunArgs, load_run, timed_job};
 use super::compile::chip_of;
-use super::generate::prepare_libtpu;
+use super::generate::prepare_run;
 use super::{UsageError, check_json, check_new, deliver, log};
 use crate::analysis::{Chip, Comparison, Trace, XSpace};
 use crate::config::load;
@@ -68,7 +68,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let config = &loaded.config;
     let job = timed_job(&loaded)?;
     let summary = folder.join(SUMMARY);
-    prepare_libtpu(config);
+    prepare_run(config);
     together(config, |group| {
         let first = group.is_none_or(|group| group.id() == 0);
         if first {

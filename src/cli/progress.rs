@@ -1,9 +1,8 @@
-//! Progress on stderr, and Ctrl-C between steps.
+//! Progress on stderr.
 
 use crate::pipeline::phase::Phase;
 use std::io::IsTerminal;
 use std::ops::ControlFlow;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
@@ -11,12 +10,11 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use super::tell;
 use crate::config::Job;
+use crate::interrupts;
 use crate::pipeline::generate::{Finished, Observer, OnLoad};
-use crate::temporaries;
 
-/// Progress bar on a terminal, a line per tenth of the steps elsewhere; stops the run on Ctrl-C.
+/// Progress bar on a terminal, a line per tenth of the steps elsewhere; stops the run where an interrupt asks for it.
 pub(crate) struct Progress {
-    stop: Arc<AtomicBool>,
     bar: Option<ProgressBar>,
     terminal: bool,
     quiet: bool,
@@ -25,22 +23,11 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// Handles Ctrl-C: the first ends the run after the current chunk of steps, the second at once.
+    /// Progress of a run of so many videos.
     pub(crate) fn new(videos: usize, quiet: bool) -> Self {
-        let stop = Arc::new(AtomicBool::new(false));
-        let asked = stop.clone();
-        let watched = ctrlc::set_handler(move || {
-            if asked.swap(true, Ordering::SeqCst) {
-                temporaries::remove_all();
-                std::process::exit(130);
-            }
-            tell("stopping after the steps under way; again to stop at once");
-        });
-        if let Err(e) = watched {
-            tracing::warn!("Ctrl-C cannot be caught: {e}");
-        }
+        interrupts::doing("before the first step; no video was written");
         let terminal = std::io::stderr().is_terminal();
-        Progress { stop, bar: None, terminal, quiet, videos, tenths: 0 }
+        Progress { bar: None, terminal, quiet, videos, tenths: 0 }
     }
 }
 
@@ -64,13 +51,19 @@ fn load_bar(total: u64, terminal: bool) -> ProgressBar {
 
 impl Observer for Progress {
     fn progress(&mut self, jobs: &[Job], phase: Phase, done: usize, total: usize) -> ControlFlow<()> {
-        if self.stop.load(Ordering::SeqCst) && done < total {
+        let steps = matches!(phase, Phase::Denoise | Phase::Refine | Phase::Round);
+        interrupts::doing(match steps {
+            true if done < total => format!("after {done} of {total} steps; no video was written"),
+            true => "after the last step; no video was written".into(),
+            false => format!("in phase {}; no video was written", phase.label()),
+        });
+        if done < total && interrupts::stops() {
             if let Some(bar) = self.bar.take() {
                 bar.abandon();
             }
             return ControlFlow::Break(());
         }
-        if self.quiet || !matches!(phase, Phase::Denoise | Phase::Refine | Phase::Round) {
+        if self.quiet || !steps {
             return ControlFlow::Continue(());
         }
         let video = which(jobs, self.videos);

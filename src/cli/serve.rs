@@ -5,13 +5,14 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tokio::signal::unix::{SignalKind, signal};
 
 use super::args::{ConfigArgs, ModelArgs, PlacementArgs, ProcessArgs, RerunArgs, word};
 use super::generate::prepare_libtpu;
 use super::numbers::whole;
+use super::signals::{Heard, listen};
 use super::{Ended, UsageError, log, print, tell};
 use crate::config::{CliOverrides, Drain, Loaded, LogFormat, load};
+use crate::interrupts;
 use crate::pipeline::processes::together;
 use crate::pipeline::setup::check_flags;
 use crate::pjrt::end_process;
@@ -20,6 +21,7 @@ use crate::serve::health::Condition;
 use crate::serve::heap;
 use crate::serve::model_device::{factory_together, follow};
 use crate::serve::server::{CUT, Options, Server, StartError, state_folder};
+use crate::temporaries;
 
 /// Between two looks at signals and at the device.
 const LOOK: Duration = Duration::from_millis(20);
@@ -294,13 +296,18 @@ fn serve(loaded: Loaded, group: Option<Arc<Group>>) -> anyhow::Result<()> {
         std::thread::sleep(LOOK);
     }
     if signals.count() > 0 {
+        if server.is_starting() {
+            tracing::info!("ending: no video runs yet; those that wait are made after the next start");
+            leave_device()
+        }
         tracing::info!("draining; a second signal ends at once");
     }
     let health = Arc::clone(server.health());
-    match server.end(|| signals.count() > 1) {
+    match server.end_or_leave(|| signals.count() > 1, interrupts::only_compiles) {
+        0 if interrupts::only_compiles() => leave_device(),
         0 => Ok(()),
         CUT => {
-            tell("error: the time to end was up: the next start goes on");
+            tell("error: the running video is not finished; the next start resumes it");
             // The device's thread still runs.
             end_process(CUT.into())
         }
@@ -308,6 +315,13 @@ fn serve(loaded: Loaded, group: Option<Arc<Group>>) -> anyhow::Result<()> {
             Err(Ended { code, why: health.failure().unwrap_or_else(|| "a thread of the server failed".into()) }.into())
         }
     }
+}
+
+/// Ends the process beside the device's thread, which may compile: nothing can stop that. Other processes are told.
+fn leave_device() -> ! {
+    interrupts::last_words();
+    temporaries::remove_all();
+    end_process(0)
 }
 
 /// Signals that have come.
@@ -320,26 +334,14 @@ struct Signals {
 }
 
 impl Signals {
-    /// Counts signals from here on, on a thread of its own.
+    /// Counts signals from here on.
     fn listen() -> anyhow::Result<Self> {
         let signals = Signals::default();
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
-        let listening = runtime.enter();
-        let mut terminate = signal(SignalKind::terminate())?;
-        let mut interrupt = signal(SignalKind::interrupt())?;
-        let mut hangup = signal(SignalKind::hangup())?;
-        drop(listening);
         let heard = signals.clone();
-        let listen = async move {
-            loop {
-                tokio::select! {
-                    _ = terminate.recv() => heard.ends.fetch_add(1, Ordering::SeqCst),
-                    _ = interrupt.recv() => heard.ends.fetch_add(1, Ordering::SeqCst),
-                    _ = hangup.recv() => usize::from(heard.rereads.swap(true, Ordering::SeqCst)),
-                };
-            }
-        };
-        std::thread::Builder::new().name("signals".into()).spawn(move || runtime.block_on(listen))?;
+        listen(true, move |signal| match signal {
+            Heard::End => drop(heard.ends.fetch_add(1, Ordering::SeqCst)),
+            Heard::Hangup => heard.rereads.store(true, Ordering::SeqCst),
+        })?;
         Ok(signals)
     }
 

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::args::{RunArgs, load_run};
-use super::generate::prepare_libtpu;
+use super::generate::prepare_run;
 use super::{log, print};
 use crate::pipeline::processes::together;
 use crate::pipeline::warm::{Warmed, warm};
@@ -27,7 +27,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let loaded = load_run(&args.run.given()?)?;
     let config = &loaded.config;
-    prepare_libtpu(config);
+    prepare_run(config);
     together(config, |group| {
         let first = group.is_none_or(|group| group.id() == 0);
         if !first {

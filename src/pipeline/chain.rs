@@ -83,6 +83,7 @@ impl Runner {
             cut_tokens,
             dump: Vec::new(),
             latents: Vec::new(),
+            guard: None,
         });
         each.collect()
     }

@@ -88,6 +88,8 @@ impl<'a> ChainWriter<'a> {
     /// A file that cannot be written; [`ChainWriter::keep`] keeps what is there.
     pub(super) fn add(&mut self, clips: Vec<Generated>) -> Result<()> {
         for (video, mut clip) in self.videos.iter_mut().zip(clips) {
+            // What the next clip keeps is later.
+            clip.guard = None;
             let at = video.clips;
             let latents = std::mem::take(&mut clip.latents).into_iter();
             video.latents.extend(latents.map(|(name, latents)| (format!("clip_{at:04}.{name}"), latents)));

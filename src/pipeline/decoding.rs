@@ -33,9 +33,12 @@ impl Run<'_> {
     ) -> Result<(Vec<Array3<f32>>, usize)> {
         let request = self.batch.shared();
         let is_asked = !self.options.warms;
-        let fail = |stream| match is_asked {
-            true => failpoint::fail("decode", stream).map_err(|e| PipelineError::Input(e.to_string())),
-            false => Ok(()),
+        let fail = |stream| {
+            if !is_asked {
+                return Ok(());
+            }
+            failpoint::reach("decode", stream);
+            failpoint::fail("decode", stream).map_err(|e| PipelineError::Input(e.to_string()))
         };
         *videos = match request.decodes_video() {
             false => (0..self.batch.asked()).map(|_| Decoded::from(Frames::none())).collect(),

@@ -19,15 +19,15 @@ use super::phase::Phase;
 use super::programs::ProgramKind;
 use super::prompts::branch_text;
 use super::run::Run;
-use super::saved::Saved;
+use super::saved::{Saved, Saving};
 use super::tensors::fixed;
 use crate::av::Av;
-use crate::failpoint;
 use crate::request::{Noising, Request, Shapes};
 use crate::runtime::watchdog::at_steps;
 use crate::runtime::{Outputs, ShardedTensor};
 use crate::sampling::denoise::DenoiseShape;
 use crate::tensor::Tensor;
+use crate::{failpoint, interrupts};
 
 /// Names of a pass' programs and dumped tensors.
 pub(crate) struct Names {
@@ -222,6 +222,7 @@ impl Run<'_> {
         // Noise goes on where the steps before left it.
         (0..done).step_by(size).for_each(|_| drop(noise.draw()));
         let (mut kept, mut kept_at) = (done, Instant::now());
+        let mut hold = None;
         let (model, batch, dump) = (&self.runner.model, self.batch.size(), &mut self.dump);
         let mut keep = |step: usize, latents: &Av<Tensor>| match self.options.dump_steps {
             true => pass.keep_step(step, latents, model, batch, dump),
@@ -242,9 +243,16 @@ impl Run<'_> {
                 let ends = self.clip_ends.as_deref().cloned().unwrap_or_default();
                 let (phase, sound) = (pass.names.phase, sound.cloned());
                 match saving.write(&Saved { phase, done, carried, sound, ends }) {
-                    Ok(()) => (kept, kept_at) = (done, Instant::now()),
+                    Ok(()) => {
+                        (kept, kept_at) = (done, Instant::now());
+                        // Its state is earlier.
+                        self.guard = None;
+                    }
                     Err(error) => tracing::warn!("the steps are not kept: {error}"),
                 }
+            }
+            if done == kept {
+                hold = None;
             }
             if stop {
                 if let Some(saving) = saving.filter(|_| kept == done && done > 0) {
@@ -268,11 +276,24 @@ impl Run<'_> {
                 return Err(PipelineError::NotFinite(format!("the {stream} latents after step {step} of {steps}")));
             }
             done = end;
+            if saving.is_some_and(Saving::keeps_steps) {
+                hold.get_or_insert_with(|| interrupts::hold("the steps under way"));
+            }
             if self.options.warms {
                 break;
             }
             keep(done.div_ceil(size), &latents)?;
         }
+        if let Some(saving) = saving.filter(|saving| saving.keeps_when_interrupted() && done == total) {
+            let carried = carried.iter().map(|c| Ok(c.download()?)).collect::<Result<_>>()?;
+            let ends = self.clip_ends.as_deref().cloned().unwrap_or_default();
+            let saved = Saved { phase: pass.names.phase, done, carried, sound: sound.cloned(), ends };
+            let saving = saving.clone();
+            self.guard = Some(interrupts::keeper(move || saving.keep_interrupted(&saved)));
+        } else if hold.is_some() {
+            self.guard = hold.take();
+        }
+        drop(hold);
         let [behind, ahead] = pass.names.around;
         let _ = (self.watch)(pass.names.phase, behind + steps, behind + steps + ahead);
         Ok(latents.map(Tensor::into_f32))

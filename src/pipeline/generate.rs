@@ -31,6 +31,8 @@ use super::text_to_video::Generated;
 pub use super::writer::Finished;
 use super::writer::{self, Failures, Made, Outcome, Writer, Written, finish_steps, write_json};
 use crate::config::{Config, Job};
+use crate::destination::Destination;
+use crate::interrupts;
 use crate::media::Mp4Options;
 use crate::runtime::processes::Group;
 
@@ -99,7 +101,7 @@ pub fn generate(
         let mut writer = Writer::new(scope, config, options);
         for ((jobs, requests), paths) in batches {
             let together = Together { jobs, requests, paths, inputs: &inputs };
-            let saving = saving(config, options, &session.runner.model, jobs, &paths[0]);
+            let saving = saving(config, options, &session.runner.model, jobs, &paths[0], group.is_none());
             let resumed = |saving: Saving| if options.resume { saving.resumed() } else { Ok(saving) };
             run.saving = match saving.and_then(|saving| saving.map(resumed).transpose()) {
                 Ok(saving) => saving,
@@ -185,19 +187,31 @@ fn write_times(path: Option<&PathBuf>, mut figures: Vec<Value>, replaceable: &Re
     write_json(path, &all, replaceable.has(path))
 }
 
-/// Where the steps of videos are kept, beside the first of them. `None`: they are neither kept nor continued from.
+/// Where the steps of videos are kept, beside the first of them; without `--checkpoint-every`, only where the run is interrupted
+/// behind the last step. `None`: they are neither kept nor continued from.
 fn saving(
     config: &Config,
     options: &GenerateOptions,
     model: &Model,
     jobs: &[Job],
     output: &Path,
+    is_alone: bool,
 ) -> Result<Option<Saving>> {
-    if options.checkpoint_every.is_none() && !options.resume {
+    let every = options.checkpoint_every.map(Every::Steps);
+    let new = || Saving::new(config, model, jobs, output, every).map(|s| s.writing(outputs::files(config, options)));
+    if options.checkpoint_every.is_some() || options.resume {
+        return new().map(Some);
+    }
+    let is_kept = is_alone && output.file_name().is_some() && !Destination::is_stream(output);
+    // Clips before are needed, too, which are kept where that is asked for.
+    if !is_kept || config.request.chain.is_some() {
         return Ok(None);
     }
-    let every = options.checkpoint_every.map(Every::Steps);
-    Saving::new(config, model, jobs, output, every).map(|saving| Some(saving.writing(outputs::files(config, options))))
+    let how = match config.output.path {
+        None if !options.has_several() => format!("--resume -o {}", output.display()),
+        _ => "--resume".to_string(),
+    };
+    Ok(new().ok().map(|saving| saving.unasked(how)))
 }
 
 /// Checks the steps that a run continues from, before its programs are compiled.
@@ -211,7 +225,7 @@ fn check_steps(session: &Session, options: &GenerateOptions) -> Result<()> {
     let (config, size) = (&session.config, videos_at_once(&session.runner.build.layout));
     let mut batches = options.jobs.chunks(size).zip(options.outputs.chunks(size));
     batches.try_for_each(|(jobs, paths)| {
-        let saving = saving(config, options, &session.runner.model, jobs, &paths[0])?;
+        let saving = saving(config, options, &session.runner.model, jobs, &paths[0], true)?;
         saving.as_ref().map_or(Ok(()), Saving::check)
     })
 }
@@ -270,7 +284,12 @@ fn chained(
     let files = first.then(|| ChainWriter::new(config, options, &runner.model, jobs, paths, &requests[0], replaceable));
     let mut files = files.transpose()?;
     let mut watch = |phase: Phase, done: usize, total: usize| observer.progress(jobs, phase, done, total);
-    let mut each = |clips| files.as_mut().map_or(Ok(()), |files| files.add(clips));
+    // The clips before it are kept by the work itself, when it is told to end.
+    let mut hold = None;
+    let mut each = |clips| {
+        hold.get_or_insert_with(|| interrupts::hold("the steps under way"));
+        files.as_mut().map_or(Ok(()), |files| files.add(clips))
+    };
     let made = runner.generate_chain(requests, run, &mut watch, &mut each);
     if let Err(error) = made {
         return Err(match (files, run.saving.as_ref().and_then(Saving::continuation)) {
@@ -287,7 +306,9 @@ fn chained(
     let Some(files) = files else { return Ok(Vec::new()) };
     let model = model_of_sidecar(config, runner);
     let sidecar = |job: &Job| sidecar(config, job, &model, inputs, runner, versions);
+    interrupts::doing("while files were written");
     let outcomes = files.finish(&runner.executor, started.elapsed(), sidecar);
+    interrupts::doing("after its files were written");
     finish_steps(run.saving.as_ref(), &outcomes);
     Ok(outcomes)
 }

@@ -3,7 +3,8 @@
 
 use std::fmt::Display;
 use std::io::Write;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
+use std::thread;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -12,6 +13,7 @@ use super::differences::difference;
 use super::error::PipelineError;
 use super::options::GenerateOptions;
 use crate::config::{Config, Job};
+use crate::interrupts;
 use crate::pjrt::end_process;
 use crate::runtime::processes::{Group, Launch, LaunchOptions, Timeouts};
 use crate::temporaries;
@@ -31,6 +33,9 @@ const OWN: [&str; 12] = [
     "/model/vocoder",
     "/model/upsampler",
 ];
+
+/// How long an interrupted process waits for the others to be told.
+const TOLD_WITHIN: Duration = Duration::from_millis(500);
 
 /// Runs `run` as one of the processes that the configuration or the environment speaks of, or alone. When another process
 /// is lost or fails, this one says so and ends at once with exit code 1, what it was writing removed.
@@ -59,12 +64,30 @@ pub fn together<T, E: Display + From<PipelineError>>(
     };
     let group = Arc::new(Group::join(&launch, timeouts, Box::new(end)).map_err(PipelineError::from)?);
     tracing::info!("{}", group.describe());
+    let others = Arc::clone(&group);
+    let told = interrupts::keeper(move || tell_others(&others));
     let done = run(Some(&group));
+    drop(told);
     match &done {
         Ok(_) => group.finish(),
         Err(error) => group.fail(&format!("failed: {error}")),
     }
     done
+}
+
+/// Tells the other processes that this one was interrupted, and waits for the answer no longer than [`TOLD_WITHIN`].
+fn tell_others(group: &Arc<Group>) -> Option<String> {
+    let (send, told) = mpsc::channel();
+    let group = Arc::clone(group);
+    let tell = move || {
+        group.fail("was interrupted");
+        // Nobody waits any longer.
+        let _ = send.send(());
+    };
+    if thread::Builder::new().name("interrupt".into()).spawn(tell).is_ok() {
+        let _ = told.recv_timeout(TOLD_WITHIN);
+    }
+    None
 }
 
 /// Says why this process ends at once, and removes what it was writing.

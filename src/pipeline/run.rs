@@ -7,6 +7,7 @@ use super::options::RunOptions;
 use super::phase::Watch;
 use super::runner::Runner;
 use super::sound_encoder::GivenSound;
+use crate::interrupts::Guard;
 
 /// A batch of requests on its way: what its phases share.
 pub(crate) struct Run<'a> {
@@ -29,4 +30,6 @@ pub(crate) struct Run<'a> {
     pub(crate) watch: Watch<'a>,
     /// Steps of the first pass behind it, once that has ended.
     pub(crate) done: usize,
+    /// Keeps the state after the last pass that ended, where the run is interrupted; a server waits for its files.
+    pub(crate) guard: Option<Guard>,
 }

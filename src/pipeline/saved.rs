@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 
 use super::clip_ends::ClipEnds;
 use super::differences::{difference, short};
-use super::error::{PipelineError, Result};
+use super::error::{PipelineError, Result, one_line};
 use super::hashes;
 use super::model::Model;
 use super::recorded::numbers;
@@ -39,6 +39,8 @@ pub struct Saving {
     clips: usize,
     /// The one that is made.
     clip: usize,
+    /// How the user continues from steps that were not asked for. `None`: `--checkpoint-every` or `--resume` asks for them.
+    unasked: Option<String>,
     /// Whose steps they are: how often they were kept. None of a command, whose user is told how to go on.
     server: Option<Arc<AtomicU64>>,
 }
@@ -128,7 +130,41 @@ impl Saving {
             found: None,
             clips: 0,
             clip: 0,
+            unasked: None,
             server: None,
+        })
+    }
+
+    /// The same of a run that keeps steps only when it is interrupted behind the last one; `how` continues from them.
+    pub(crate) fn unasked(self, how: String) -> Self {
+        Saving { unasked: Some(how), ..self }
+    }
+
+    /// Whether steps are kept while the run goes on.
+    pub(crate) fn keeps_steps(&self) -> bool {
+        self.every.is_some()
+    }
+
+    /// Whether a finished pass is kept where a signal ends the process; a server saves by itself.
+    pub(crate) fn keeps_when_interrupted(&self) -> bool {
+        self.server.is_none()
+    }
+
+    /// Keeps the state of an interrupted run. Returns where it is, for the error line.
+    pub(crate) fn keep_interrupted(&self, saved: &Saved) -> Option<String> {
+        let is_foreign = |_: &&String| self.steps.exists() && open(&self.steps, &self.identity).is_err();
+        let other = self.unasked.as_ref().filter(is_foreign).map(|_| beside(&self.output, "interrupted"));
+        let written = match &other {
+            Some(other) => Saving { steps: other.clone(), ..self.clone() }.write(saved),
+            None => self.write(saved),
+        };
+        Some(match (written, other) {
+            (Ok(()), None) => self.going_on(),
+            (Ok(()), Some(other)) => {
+                let (other, steps) = (other.display(), self.steps.display());
+                format!("the steps are kept in {other}: move them to {steps}, and --resume goes on there")
+            }
+            (Err(error), _) => format!("the steps are not kept: {}", one_line(&error)),
         })
     }
 
@@ -285,7 +321,8 @@ impl Saving {
     }
 
     fn going_on(&self) -> String {
-        format!("the steps are kept in {}; --resume goes on there", self.steps.display())
+        let how = self.unasked.as_deref().unwrap_or("--resume");
+        format!("the steps are kept in {}; {how} goes on there", self.steps.display())
     }
 
     /// The same of a run that ends at any moment, if anything of it is kept then.
@@ -301,8 +338,11 @@ impl Saving {
         }
     }
 
-    /// Removes the files: the videos are written.
+    /// Removes the files: the videos are written. A run that did not ask for any leaves another run's.
     pub(crate) fn finish(&self) {
+        if self.unasked.is_some() && open(&self.steps, &self.identity).is_err() {
+            return;
+        }
         // There is none where no step was kept.
         let _ = std::fs::remove_file(&self.steps);
         (0..clips_of(&self.output)).rev().for_each(|at| self.remove_clip(at));

@@ -3,6 +3,7 @@
 use std::iter::empty;
 use std::ops::ControlFlow;
 use std::path::Path;
+use std::sync::Arc;
 
 use ndarray::{Array2, Array3, Array5, Axis as Dim};
 
@@ -24,6 +25,7 @@ use super::run::Run;
 use super::runner::Runner;
 use super::tensors::fixed;
 use crate::av::Av;
+use crate::interrupts::Guard;
 use crate::media::{self, Audio, Frames, Mp4Options, VideoStream};
 use crate::models::upsampler::{self, Upsampling};
 use crate::request::{Assembly, RefinePass, Request, Shapes, keyframe_step, upsampling_steps};
@@ -58,6 +60,8 @@ pub struct Generated {
     pub dump: Vec<(String, Tensor)>,
     /// Un-normalised latents by their dump names, for when its files cannot be written.
     pub(crate) latents: Named,
+    /// Keeps its steps where the command is interrupted before its files are written; a server waits for these.
+    pub(crate) guard: Option<Arc<Guard>>,
 }
 
 impl Generated {
@@ -143,7 +147,7 @@ impl Runner {
         self.executor.enter(1)?;
         let sound = self.given(batch.shared())?;
         let noise = batch.noise();
-        Run { noise, sound, runner: self, batch, clip_ends, clock, dump, options, watch, done: 0 }.finish()
+        Run { noise, sound, runner: self, batch, clip_ends, clock, dump, options, watch, done: 0, guard: None }.finish()
     }
 }
 
@@ -240,6 +244,8 @@ impl Run<'_> {
         })?;
 
         let timings = self.clock.took();
+        // Until the files of all of them are written.
+        let guard = self.guard.take().map(Arc::new);
         let each = videos.into_iter().zip(audios).zip(cut_tokens).zip(self.dump.finish()).zip(latents);
         let made = each.map(|((((video, audio), cut_tokens), dump), latents)| Generated {
             frames: video.frames,
@@ -255,6 +261,7 @@ impl Run<'_> {
             cut_tokens,
             dump,
             latents,
+            guard: guard.clone(),
         });
         let whole = made.map(|mut made| {
             if let Some(clip) = request.clip.as_ref().filter(|_| request.assembly != Assembly::None) {

@@ -15,6 +15,7 @@ use super::saved::Saving;
 use super::text_to_video::Generated;
 use crate::config::{Config, Job, sidecar_path};
 use crate::contained::{caught, panic_message};
+use crate::interrupts;
 use crate::media::{self, Audio, EncodedVideo, Mp4Options, WavFormat};
 use crate::runtime::{Span, SpanKind};
 
@@ -147,6 +148,9 @@ impl<'scope, 'env> Writer<'scope, 'env> {
     /// Videos of the batch, once the thread has ended.
     pub(super) fn wait(&mut self) -> Vec<Outcome> {
         let Some(batch) = self.batch.take() else { return Vec::new() };
+        if !batch.is_finished() {
+            interrupts::doing("while files were written");
+        }
         batch.join().unwrap_or_else(|panic| vec![Outcome::lost(panicked(panic_message(&*panic)))])
     }
 }

@@ -8,6 +8,7 @@ use super::error::RuntimeError;
 use super::flags::{self, Toolchain};
 use super::watchdog::Watchdog;
 use crate::hlo::Program;
+use crate::interrupts;
 use crate::pjrt::{CompileOptions, Error, OptionValue};
 
 /// Options of every compile.
@@ -66,6 +67,7 @@ impl Refused {
         compile: impl Fn(&CompileOptions) -> Result<T, Error>,
     ) -> Result<Option<T>, RuntimeError> {
         let options = self.without(options.clone());
+        let _compiling = interrupts::compiling();
         let error = match compile(&options) {
             Ok(compiled) => return Ok(Some(compiled)),
             Err(error) => error,

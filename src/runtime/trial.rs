@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use super::hardware::hardware;
 use super::plugin_flags;
 use super::sealed::{replace, sha256, sha256_file};
+use crate::failpoint;
 use crate::pjrt::discover::Platform;
 use crate::pjrt::{Error, Plugin, end_process};
 
@@ -81,7 +82,7 @@ pub(crate) fn begin() {
 /// Those of [`check`]; those of loading it.
 pub(crate) fn load(path: &Path, limit: Option<Duration>, purpose: Purpose) -> Result<Plugin, Error> {
     check(path, limit, purpose)?;
-    load_here(path, purpose)
+    failpoint::within("plugin", "load", || load_here(path, purpose))
 }
 
 /// Tries a new plugin file, or new flags, without loading it into this process.
@@ -205,6 +206,7 @@ fn attempt(program: &Path, path: &Path, limit: Option<Duration>, purpose: Purpos
         Ok(child) => child,
         Err(error) => return untried(error),
     };
+    failpoint::reach("plugin", "trial");
     loop {
         match child.try_wait() {
             Ok(Some(status)) => return outcome(status, &mut said),

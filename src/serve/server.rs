@@ -26,7 +26,7 @@ use super::store::{FileStore, JobStore};
 use super::streams::Streams;
 use super::warm;
 use super::worker::{Factory, Status, Worker};
-use crate::config::{Loaded, Serve};
+use crate::config::{Drain, Loaded, Serve};
 
 /// Exit codes of a server.
 const DRAINED: u8 = 0;
@@ -37,6 +37,8 @@ pub const CUT: u8 = 130;
 const BLOCKING: usize = 64;
 /// Between two looks at the threads that end.
 const LOOK: Duration = Duration::from_millis(5);
+/// How long a compilation is all that is waited for, before a draining server leaves it.
+const COMPILES: Duration = Duration::from_millis(300);
 
 /// Options of a server that are no part of its configuration.
 #[derive(Clone, Debug, Default)]
@@ -208,12 +210,35 @@ impl Server {
         self.ending.send_replace(true);
     }
 
+    /// Whether the device is still built and warmed, which no video waits for.
+    pub fn is_starting(&self) -> bool {
+        matches!(&*self.worker.status().borrow(), Status::Starting)
+    }
+
     /// Drains, waits for the end, and gives the exit code. `hurry` is asked whether to wait no longer.
     pub fn end(self, hurry: impl Fn() -> bool) -> u8 {
+        self.end_or_leave(hurry, || false)
+    }
+
+    /// The same, which leaves the device's thread where `compiles` says that it only compiles, and nothing that is not kept would be
+    /// lost: nothing can stop a compilation. The running video is queued again.
+    pub fn end_or_leave(self, hurry: impl Fn() -> bool, compiles: impl Fn() -> bool) -> u8 {
         self.drain();
         let until = Instant::now() + self.app.serve.drain_timeout.duration();
         // One thread may have failed while another hangs.
+        let mut compiles_since = None;
         while !self.worker.is_over() {
+            let is_left = self.app.serve.drain == Drain::Checkpoint && compiles();
+            let since = *compiles_since.get_or_insert_with(Instant::now);
+            if !is_left {
+                compiles_since = None;
+            }
+            if is_left && since.elapsed() >= COMPILES {
+                tracing::warn!("a compilation is not waited for: the running video is queued again");
+                self.app.jobs.requeue_running();
+                self.runtime.shutdown_background();
+                return DRAINED;
+            }
             if hurry() || Instant::now() >= until {
                 tracing::warn!("the running video is left as it is: the next start goes on with it");
                 self.runtime.shutdown_background();

@@ -1,8 +1,9 @@
-//! Ctrl-C and SIGTERM: a run ends with the chunk of steps under way, or at once, and leaves nothing.
+//! Ctrl-C and SIGTERM end a run within a second in every phase; what is computed is kept, and nothing half-written is left.
 
 use std::io::{BufRead, BufReader, Lines};
 use std::path::Path;
 use std::process::{Child, ChildStderr, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use crate::support::{self, needs};
 
@@ -14,10 +15,10 @@ struct Run {
 
 impl Run {
     /// The video is alone in the folder `out`.
-    fn start(out: &Path, more: &[&str], variable: (&str, &str)) -> Self {
+    fn start(out: &Path, more: &[&str], variables: &[(&str, &str)]) -> Self {
         let mut run = support::ltx2();
         run.args(["generate", "-c", support::tiny()]).args(more).arg("-o").arg(out.join("out.mp4"));
-        run.env(variable.0, variable.1);
+        run.envs(variables.iter().copied());
         let mut process = run.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("starts");
         let lines = BufReader::new(process.stderr.take().expect("piped")).lines();
         Run { process, lines }
@@ -47,38 +48,177 @@ impl Run {
     }
 }
 
+/// Time within which a signal is heard.
+const HEARD: Duration = Duration::from_secs(1);
+
+/// The one error line of a run that a signal ended, within [`HEARD`].
+fn interrupted(run: Run, signal: &str, phase: &str) -> String {
+    run.signal(signal);
+    let since = Instant::now();
+    let (code, rest) = run.ended();
+    assert!(since.elapsed() < HEARD, "{phase}: {:?}", since.elapsed());
+    assert_eq!(code, Some(130), "{phase}: {rest:?}");
+    let errors: Vec<_> = rest.iter().filter(|line| line.starts_with("error: ")).collect();
+    assert_eq!(errors.len(), 1, "{phase}: {rest:?}");
+    errors[0].clone()
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(folder).expect("the folder");
+    let mut names: Vec<_> = entries.map(|e| e.expect("one").file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
+/// Each phase is entered and does not end by itself; before the last step there is nothing to keep.
 #[needs(cpu)]
-fn a_signal_ends_a_run_with_the_chunk_under_way() {
+fn a_signal_is_heard_in_every_phase_before_the_last_step() {
+    let phases = [
+        ("plugin trial", "-INT", "off"),
+        ("plugin load", "-TERM", "off"),
+        ("compile text_encoder", "-INT", "off"),
+        ("load transformer.proj_in.weight", "-TERM", ""),
+        ("step 0", "-INT", ""),
+    ];
+    for (point, signal, cache) in phases {
+        let out = tempfile::tempdir().expect("a folder");
+        let cache = (!cache.is_empty()).then_some(("LTX2_COMPILE_CACHE", cache));
+        let variables: Vec<_> = [("LTX2_FAILPOINT", point)].into_iter().chain(cache).collect();
+        let mut run = Run::start(out.path(), &["--steps", "1"], &variables);
+        run.says(&format!("at {point}"));
+        let error = interrupted(run, signal, point);
+        assert!(error.starts_with("error: interrupted "), "{point}: {error}");
+        assert!(error.ends_with("no video was written"), "{point}: {error}");
+        assert!(names(out.path()).is_empty(), "{point}: {:?}", names(out.path()));
+    }
+}
+
+/// After the last step the steps are kept, and a run with --resume makes the video from them.
+#[needs(cpu)]
+fn a_signal_after_the_last_step_keeps_the_steps() {
+    let whole = tempfile::tempdir().expect("a folder");
+    let made = |folder: &Path, more: &[&str]| {
+        let mut run = support::ltx2();
+        run.args(["generate", "-c", support::tiny(), "--steps", "2"]).args(more).arg("-o").arg(folder.join("out.mp4"));
+        let ran = run.output().expect("runs");
+        assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+        let sidecar = std::fs::read(folder.join("out.json")).expect("a sidecar");
+        serde_json::from_slice::<serde_json::Value>(&sidecar).expect("JSON")["sha256"].clone()
+    };
+    let expected = made(whole.path(), &[]);
+    for (signal, point) in [("-INT", "decode video"), ("-TERM", "decode audio"), ("-TERM", "encode out.mp4")] {
+        let out = tempfile::tempdir().expect("a folder");
+        let mut run = Run::start(out.path(), &["--steps", "2"], &[("LTX2_FAILPOINT", point)]);
+        run.says(&format!("at {point}"));
+        let error = interrupted(run, signal, point);
+        let steps = out.path().join("out.mp4.steps.safetensors");
+        let kept = format!("the steps are kept in {}; --resume goes on there", steps.display());
+        assert!(error.starts_with("error: interrupted ") && error.ends_with(&kept), "{point}: {error}");
+        assert_eq!(names(out.path()), ["out.mp4.steps.safetensors"], "{point}: no temporary file is left");
+        assert_eq!(made(out.path(), &["--resume"]), expected, "{point}");
+        assert_eq!(names(out.path()), ["out.json", "out.mp4"], "{point}");
+    }
+}
+
+#[needs(cpu)]
+fn a_signal_ends_a_run_that_keeps_steps_after_the_chunk_under_way() {
     for signal in ["-INT", "-TERM"] {
         let out = tempfile::tempdir().expect("a folder");
-        let chunks = ["--steps", "256", "--progress-every", "2"];
-        let mut run = Run::start(out.path(), &chunks, ("LTX2_LOG", "debug"));
+        let chunks = ["--steps", "256", "--progress-every", "2", "--checkpoint-every", "256"];
+        let mut run = Run::start(out.path(), &chunks, &[("LTX2_LOG", "debug")]);
         run.says("denoise: evaluations 5 to 6 of 256");
         run.signal(signal);
-        run.says("stopping after the steps under way");
+        run.says("stopping after the steps under way; again to stop at once");
         let (code, rest) = run.ended();
         assert_eq!(code, Some(130), "{signal}: {rest:?}");
         // One may have begun in the moment of the signal.
         let later = rest.iter().filter(|line| line.contains("denoise: evaluations")).count();
         assert!(later <= 1, "{signal}: {rest:#?}");
         assert!(rest.iter().any(|line| line.starts_with("error: interrupted after")), "{signal}: {rest:?}");
-        assert_eq!(std::fs::read_dir(out.path()).expect("the folder").count(), 0, "{signal}: nothing is left");
+        assert!(rest.iter().any(|line| line.contains("--resume goes on there")), "{signal}: {rest:?}");
+        assert_eq!(names(out.path()), ["out.mp4.steps.safetensors"], "{signal}");
     }
 }
 
+/// The second step of a run that keeps steps does not end.
 #[needs(cpu)]
-fn a_second_signal_ends_a_run_at_once_and_leaves_nothing_half_written() {
+fn a_second_signal_ends_a_run_at_once() {
     let out = tempfile::tempdir().expect("a folder");
-    let files = || std::fs::read_dir(out.path()).expect("the folder").count();
-    // Half of the sidecar is written, and the run goes no further.
-    let point = ("LTX2_FAILPOINT", "write out.json");
-    let mut run = Run::start(out.path(), &["--steps", "1"], point);
-    run.says("at write out.json");
-    assert_eq!(files(), 2, "the video, and half of its sidecar");
+    let chunks = ["--steps", "8", "--progress-every", "1", "--checkpoint-every", "8"];
+    let mut run = Run::start(out.path(), &chunks, &[("LTX2_FAILPOINT", "step 1")]);
+    run.says("at step 1");
     run.signal("-INT");
     run.says("stopping after the steps under way");
-    run.signal("-INT");
-    let (code, rest) = run.ended();
-    assert_eq!(code, Some(130), "{rest:?}");
-    assert!(out.path().join("out.mp4").exists() && files() == 1, "what was whole stays, what was half-written goes");
+    let error = interrupted(run, "-INT", "step 1");
+    assert!(error.starts_with("error: interrupted after 1 of 8 steps"), "{error}");
+    assert!(names(out.path()).is_empty(), "{:?}", names(out.path()));
+}
+
+/// Half of the sidecar is written: the video stays, and what was half-written goes.
+#[needs(cpu)]
+fn a_signal_leaves_nothing_half_written() {
+    let out = tempfile::tempdir().expect("a folder");
+    let mut run = Run::start(out.path(), &["--steps", "1"], &[("LTX2_FAILPOINT", "write out.json")]);
+    run.says("at write out.json");
+    assert_eq!(names(out.path()).len(), 2, "the video, and half of its sidecar");
+    let error = interrupted(run, "-INT", "write out.json");
+    assert!(error.starts_with("error: interrupted while files were written"), "{error}");
+    assert_eq!(names(out.path()), ["out.mp4", "out.mp4.steps.safetensors"]);
+}
+
+/// A process says at once whom it waits for, where and until when, and hears signals meanwhile.
+#[needs(cpu)]
+fn a_wait_for_other_processes_is_said_and_hears_signals() {
+    let place =
+        std::net::TcpListener::bind("127.0.0.1:0").expect("listens").local_addr().expect("an address").to_string();
+    let own = ["--coordinator", &place, "--num-processes", "2", "--process-id"];
+    let cases: [(&[&str], [(&str, &str); 2], String); 3] = [
+        (&[&own[..], &["1"]].concat(), [("A", "1"); 2], format!("waiting for process 0 of 2 at {place}: ")),
+        (
+            &[&own[..], &["0"]].concat(),
+            [("A", "1"); 2],
+            format!("waiting for process 1 of 2 to come to {place}, until "),
+        ),
+        (
+            &["--coordinator", &place],
+            [("TPU_WORKER_ID", "0"), ("TPU_WORKER_HOSTNAMES", "a,b")],
+            format!("waiting for process 1 of 2 to come to {place}, until "),
+        ),
+    ];
+    for (more, variables, line) in cases {
+        let out = tempfile::tempdir().expect("a folder");
+        let mut run = Run::start(out.path(), more, &variables);
+        run.says(&line);
+        assert_eq!(interrupted(run, "-TERM", &line), "error: interrupted");
+    }
+}
+
+#[needs(nothing)]
+fn a_coordinator_whose_name_does_not_resolve_is_an_error_at_once() {
+    let flags = ["--num-processes", "2", "--process-id", "1", "--coordinator", "no-such-host.invalid:8476"];
+    let hosts = [("TPU_WORKER_ID", "0"), ("TPU_WORKER_HOSTNAMES", "no-such-host.invalid,b.invalid")];
+    for (flags, variables, how) in [(&flags[..], &[][..], "flags, YAML"), (&[], &hosts, "TPU_WORKER_ID")] {
+        let since = Instant::now();
+        let mut run = support::ltx2();
+        run.args(["generate", "-p", "x"]).args(flags).envs(variables.iter().copied());
+        let ran = run.output().expect("runs");
+        let said = String::from_utf8_lossy(&ran.stderr);
+        assert_eq!(ran.status.code(), Some(1), "{said}");
+        assert!(said.contains("'no-such-host.invalid' does not resolve: ") && said.contains(how), "{said}");
+        assert!(since.elapsed() < Duration::from_secs(60), "the wait for processes is 600 s: {:?}", since.elapsed());
+    }
+}
+
+/// A reader that closes its end, and a descriptor that is closed, are no errors.
+#[needs(nothing)]
+fn a_closed_stdout_is_no_error() {
+    for words in ["--help", "generate --help", "schema", "completions bash"] {
+        for closed in ["| head -c 1 > /dev/null", "| :", ">&-"] {
+            let script = format!("\"$0\" {words} {closed}; exit ${{PIPESTATUS[0]}}");
+            let own = support::ltx2();
+            let ran = Command::new("bash").arg("-c").arg(&script).arg(own.get_program()).output().expect("runs");
+            let said = String::from_utf8_lossy(&ran.stderr);
+            assert_eq!((ran.status.code(), &*said), (Some(0), ""), "{words} {closed}");
+        }
+    }
 }

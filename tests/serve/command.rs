@@ -48,7 +48,10 @@ fn mistakes_are_told_before_anything_starts() {
 
 /// A server of the toy model, and where it listens.
 fn start(state: &str, arguments: &[&str]) -> (Child, String, BufReader<std::process::ChildStderr>) {
-    let mut command = serve(arguments);
+    start_with(serve(arguments), state)
+}
+
+fn start_with(mut command: Command, state: &str) -> (Child, String, BufReader<std::process::ChildStderr>) {
     command.args(["--listen", "127.0.0.1:0", "--state", state, "--platform", "cpu", "--min-free", "0B"]);
     let mut child = command.spawn().expect("it starts");
     let mut lines = BufReader::new(child.stderr.take().expect("a pipe"));
@@ -144,12 +147,41 @@ fn a_second_signal_ends_it_at_once() {
     assert_eq!(child.wait().expect("it ends").code(), Some(130));
     assert!(since.elapsed() < Duration::from_secs(5), "{:?}", since.elapsed());
     assert!(reader.join().expect("read").join("\n").contains("the next start goes on"));
+    assert_eq!(waiting(&state), ids);
+}
+
+/// Jobs that wait in the state of a server that ended.
+fn waiting(state: &std::path::Path) -> Vec<String> {
     let mut settings = crate::scripted::settings();
     settings.state = Some(state.to_string_lossy().into_owned());
-    let store = ltx2::serve::store::FileStore::open(&state).expect("a store that nobody has");
+    let store = ltx2::serve::store::FileStore::open(state).expect("a store that nobody has");
     let jobs = ltx2::serve::jobs::Jobs::open(std::sync::Arc::new(store), settings).expect("jobs");
-    let (_, waiting) = jobs.queue(&crate::scripted::anyone());
-    assert_eq!(waiting.iter().map(|job| job.accepted.id.to_string()).collect::<Vec<_>>(), ids);
+    jobs.queue(&crate::scripted::anyone()).1.iter().map(|job| job.accepted.id.to_string()).collect()
+}
+
+/// Nothing can stop a compilation: neither the one of a size that is warmed nor that of a video is waited for.
+#[needs(cpu)]
+fn a_signal_during_a_compilation_ends_it_within_a_second() {
+    for (warm, point) in [("64x64x9", "at compile text_encoder"), ("none", "at compile denoise")] {
+        let folder = quick_folder();
+        let state = folder.path().join("state");
+        let mut command = serve(&["--warm", warm]);
+        command.env("LTX2_COMPILE_CACHE", "off").env("LTX2_FAILPOINT", point.trim_start_matches("at "));
+        let (mut child, address, lines) = start_with(command, &state.to_string_lossy());
+        let mut lines = lines.lines().map_while(Result::ok);
+        let asked = (warm == "none").then(|| {
+            let body = serde_json::json!({"prompt": "a", "steps": 2, "seed": 7});
+            let mut client = Client::to(address.parse().expect("an address"));
+            client.send("POST", "/v1/videos", Some(&body)).json()["id"].as_str().expect("an id").to_string()
+        });
+        assert!(lines.any(|line| line.contains(point)), "{point}");
+        let since = Instant::now();
+        signal(&child, Signal::TERM);
+        let rest: Vec<String> = lines.collect();
+        assert_eq!(child.wait().expect("it ends").code(), Some(0), "{point}: {rest:#?}");
+        assert!(since.elapsed() < Duration::from_secs(1), "{point}: {:?}", since.elapsed());
+        assert_eq!(waiting(&state), Vec::from_iter(asked), "{point}");
+    }
 }
 
 /// Of several processes the first one hears signals: another one's end would be the server's.

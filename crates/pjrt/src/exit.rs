@@ -1,4 +1,4 @@
-//! Ends of this process that C code causes: one whose devices wait for what will not come, and an abort.
+//! Ends of this process that C code causes: one whose devices wait for what will not come, an abort, and a limit of file sizes.
 
 use std::ffi::c_int;
 use std::io::{self, Read, Write};
@@ -8,8 +8,15 @@ use std::time::Duration;
 /// The signal of `abort`.
 const SIGABRT: c_int = 6;
 
+/// The signal of a write beyond the limit of a file's size, on Linux and macOS.
+const SIGXFSZ: c_int = 25;
+
+/// The handler that ignores a signal: `SIG_IGN`.
+const IGNORED: usize = 1;
+
 unsafe extern "C" {
     fn _exit(code: c_int) -> !;
+    fn signal(number: c_int, handler: usize) -> usize;
 }
 
 /// Ends the process now. Exit handlers are left out: a plugin's would wait for programs on its devices, and those for a
@@ -17,6 +24,13 @@ unsafe extern "C" {
 pub fn end_process(code: i32) -> ! {
     // SAFETY: `_exit` of POSIX; it takes any number and needs nothing.
     unsafe { _exit(code) }
+}
+
+/// Makes a write beyond `RLIMIT_FSIZE` (`ulimit -f`) an error, "File too large", instead of the end of the process. Processes that
+/// this one starts inherit it.
+pub fn report_file_limits() {
+    // SAFETY: `signal` of C with a signal that exists and the constant that ignores it; no handler is called.
+    unsafe { signal(SIGXFSZ, IGNORED) };
 }
 
 /// Has `words` said when C code aborts this process, which then ends with exit code 1. They are said by a thread of their own, while

@@ -273,7 +273,21 @@ impl Jobs {
 
     /// A running order waits again: the server ends.
     pub fn requeue(&self, running: &Running) {
-        for id in running.ids() {
+        self.requeue_each(running.ids());
+    }
+
+    /// All running orders wait again: the server ends and leaves its device's thread.
+    pub fn requeue_running(&self) {
+        let ids: Vec<VideoId> = {
+            let index = self.lock();
+            let running = index.jobs.iter().filter(|(_, entry)| entry.record.state == State::InProgress);
+            running.map(|(id, _)| id.clone()).collect()
+        };
+        self.requeue_each(&ids);
+    }
+
+    fn requeue_each<'a>(&self, ids: impl IntoIterator<Item = &'a VideoId>) {
+        for id in ids {
             let (index, is_there) = self.claim(self.lock(), id);
             let Some(entry) = index.jobs.get(id).filter(|_| is_there) else { continue };
             // It was no fault of the job's: this start does not count.

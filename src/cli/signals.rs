@@ -1,0 +1,102 @@
+//! SIGINT, SIGTERM and SIGHUP, on a thread of their own.
+
+use std::fs;
+use std::sync::Once;
+use std::thread::Builder;
+
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::tell;
+use crate::interrupts::{self, Reply};
+use crate::pjrt::end_process;
+use crate::temporaries;
+
+/// Exit code of an interrupted command.
+pub(super) const INTERRUPTED: u8 = 130;
+
+/// A signal that came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Heard {
+    /// SIGINT or SIGTERM.
+    End,
+    Hangup,
+}
+
+/// Calls `on_signal` for each SIGINT and SIGTERM from here on, and for each SIGHUP where `hangup`.
+///
+/// # Errors
+/// No thread or handler can be had.
+pub(super) fn listen(hangup: bool, on_signal: impl Fn(Heard) + Send + 'static) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+    let listening = runtime.enter();
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut hung_up = if hangup { Some(signal(SignalKind::hangup())?) } else { None };
+    drop(listening);
+    let listen = async move {
+        loop {
+            let hangup = async {
+                match &mut hung_up {
+                    Some(signal) => signal.recv().await,
+                    None => std::future::pending().await,
+                }
+            };
+            let heard = tokio::select! {
+                _ = terminate.recv() => Heard::End,
+                _ = interrupt.recv() => Heard::End,
+                _ = hangup => Heard::Hangup,
+            };
+            on_signal(heard);
+        }
+    };
+    Builder::new().name("signals".into()).spawn(move || runtime.block_on(listen))?;
+    Ok(())
+}
+
+/// Has SIGINT and SIGTERM end this command with exit code 130: at once, or after what is about to be kept. Starts a thread, so it
+/// comes after what sets environment variables.
+pub(super) fn end_command() {
+    static LISTENS: Once = Once::new();
+    LISTENS.call_once(listen_to_end);
+}
+
+fn listen_to_end() {
+    let on_signal = |_| match interrupts::request() {
+        Reply::Now => end(),
+        Reply::After(what) => {
+            tell(format_args!("stopping after {what}; again to stop at once"));
+            let wait = || {
+                if interrupts::wait() {
+                    end();
+                }
+            };
+            if Builder::new().name("interrupt".into()).spawn(wait).is_err() {
+                end();
+            }
+        }
+    };
+    if let Err(e) = listen(false, on_signal) {
+        tracing::warn!("SIGINT and SIGTERM end the process without a message: {e}");
+    }
+}
+
+/// Keeps what there is to keep, removes temporary files, and ends the process and those that it started.
+fn end() -> ! {
+    end_children();
+    tell(format_args!("error: {}", interrupts::last_words()));
+    temporaries::remove_all();
+    end_process(INTERRUPTED.into())
+}
+
+/// Sends SIGTERM to the processes that this one started: trials of plugins, commands of experiments, ffmpeg, compilers.
+fn end_children() {
+    // A system that does not list them leaves them to end when their pipes close.
+    let Ok(threads) = fs::read_dir("/proc/self/task") else { return };
+    let lists = threads.flatten().filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
+    for child in lists.flat_map(|list| list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<i32>>())
+    {
+        // It may have ended just now.
+        let _ = Pid::from_raw(child).map(|child| kill_process(child, Signal::TERM));
+    }
+}
