@@ -48,7 +48,7 @@ impl Inputs {
     /// The same, which takes a video for what its header says: for tests of what follows on hosts without ffmpeg.
     #[cfg(test)]
     pub(in crate::serve) fn trusting_headers(self) -> Self {
-        Inputs { decode_video: |file| media::probe_clip(file, Path::new(NO_FFMPEG)), ..self }
+        Inputs { decode_video: |file| media::probe_clip(file, Path::new("/dev/null/ffmpeg")), ..self }
     }
 
     /// Checks an image by its contents and keeps it as PNG, upright; its name.
