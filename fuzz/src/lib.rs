@@ -33,6 +33,7 @@ use ltx2::pipeline::derive::derive;
 use ltx2::pipeline::tensors;
 use ltx2::runtime::Target;
 use ltx2::sampling::sigmas::FlowMatch;
+use ltx2::serve::descriptors::Descriptors;
 use ltx2::serve::fields::{Endpoint, Fields};
 use ltx2::serve::form::Form;
 use ltx2::serve::id::Ids;
@@ -284,7 +285,7 @@ pub fn form(bytes: &[u8]) -> Read {
         RUNTIME.with(|runtime| {
             runtime.block_on(async {
                 let body = Multipart::from_request(request, &()).await?;
-                Ok(Form::multipart(body, folder).await?)
+                Ok(Form::multipart(body, folder, Descriptors::raise()).await?)
             })
         })
     })

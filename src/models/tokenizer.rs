@@ -243,9 +243,8 @@ fn reason(text: &[u8], error: impl std::fmt::Display) -> String {
 
 /// The object that a file's text is.
 fn parse(file: &Path, text: &[u8]) -> Result<Value, TokenizerError> {
-    let map: Map<String, Value> = serde_json::from_slice(text_file::unmarked(text)).map_err(|e| TokenizerError::Content {
-        file: file.to_path_buf(),
-        why: format!("not a JSON object: {}", reason(text, e)),
+    let map: Map<String, Value> = serde_json::from_slice(text_file::unmarked(text)).map_err(|e| {
+        TokenizerError::Content { file: file.to_path_buf(), why: format!("not a JSON object: {}", reason(text, e)) }
     })?;
     Ok(map.into())
 }
