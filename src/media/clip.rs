@@ -10,12 +10,13 @@ use rayon::prelude::*;
 
 use super::audio::Audio;
 use super::decode::{decoded_with_words, pixmaps};
-use super::error::{Error, Result};
-use super::frame_times::{listed, rate_of};
+use super::error::{Error, Result, unusable};
+use super::frame_times::{ClipInfo, listed, rate_of};
 use super::frames::Frames;
 use super::image_file::covering;
 use super::png::{png_size, read_first_png_frames};
-use super::sound::{Wanted, read_part};
+use super::sound::read_part;
+use super::sound_part::Wanted;
 use super::tables::{self, Tables};
 use super::track_times::video_start;
 use super::video_track::{Timing, VideoTrack};
@@ -64,17 +65,6 @@ pub struct ClipPart {
     pub frames: Option<usize>,
     /// Seconds of sound at most; all without, none at 0.
     pub seconds: Option<f64>,
-}
-
-/// Size and frame rate of a video.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct ClipInfo {
-    pub width: usize,
-    pub height: usize,
-    /// Number of frames.
-    pub frames: usize,
-    /// Frames a second; none of a folder of frames, which says nothing of it.
-    pub frame_rate: Option<f64>,
 }
 
 /// Tables of an MP4; none of a folder, and of a file that has to be decoded for them.
@@ -253,10 +243,6 @@ fn read_frames(path: &Path, ffmpeg: &Path, most: Option<usize>, bytes: u64) -> R
         tracing::warn!("{}: {warning}", path.display());
     }
     Ok((frames, Some(track.index)))
-}
-
-pub(super) fn unusable(path: &Path, reason: &str) -> Error {
-    Error::Clip { path: path.to_path_buf(), reason: reason.into() }
 }
 
 /// Frames scaled to cover `height` and `width`, what stands over cut off on both sides: `[1, 3, frames, height, width]` in

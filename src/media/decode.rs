@@ -10,10 +10,19 @@ use std::thread;
 use ndarray::Array4;
 
 use super::audio::Audio;
-use super::error::{Error, Result};
-use super::ffmpeg::tail;
+use super::error::{Error, Result, tail};
 use super::frames::Frames;
 use super::wav::parse_wav;
+
+/// Arguments before a file of unknown contents: containers that hold their own sound. Playlists and scripts, which name other files
+/// and hosts, are not among them.
+pub(super) const PLAIN_FILES: [&str; 4] = [
+    "-protocol_whitelist",
+    "file,pipe",
+    "-format_whitelist",
+    "aac,ac3,aiff,amr,amrnb,amrwb,ape,asf,au,avi,caf,dsf,dts,dtshd,dv,eac3,flac,flv,gsm,gxf,iff,live_flv,loas,matroska,mlp,mov,mp3,\
+     mpc,mpc8,mpeg,mpegts,mxf,nut,ogg,oma,rm,sox,spdif,swf,tak,truehd,tta,voc,vqf,w64,wav,wtv,wv,xwma",
+];
 
 /// Every frame of a video file and its sound, where it has them, as `ffmpeg` (a path, or a name to be found on PATH)
 /// decodes them.

@@ -67,3 +67,27 @@ impl Error {
         move |source| Error::Io { action, path, source }
     }
 }
+
+pub(super) fn unusable(path: &std::path::Path, reason: &str) -> Error {
+    Error::Clip { path: path.to_path_buf(), reason: reason.into() }
+}
+
+/// The last lines of a program's complaints, on one line.
+pub(super) fn tail(said: &str) -> String {
+    let lines: Vec<&str> = said.lines().map(str::trim).filter(|l| !l.is_empty()).collect();
+    match lines.len() {
+        0 => "it said nothing".to_string(),
+        n => lines[n.saturating_sub(6)..].join(" | "),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tail_is_the_end_on_one_line() {
+        assert_eq!(tail(""), "it said nothing");
+        assert_eq!(tail("a\n\nb\n c\nd\ne\nf\ng\n"), "b | c | d | e | f | g");
+    }
+}

@@ -9,7 +9,7 @@ use tempfile::NamedTempFile;
 
 use super::atomic;
 use super::audio::Audio;
-use super::error::{Error, Result};
+use super::error::{Error, Result, tail};
 use super::frames::Frames;
 use super::options::Mp4Options;
 use super::rate::FrameRate;
@@ -194,25 +194,10 @@ pub(super) fn copy_with_sound(
     Err(Error::Ffmpeg { path: path.to_path_buf(), status: output.status.to_string(), tail: said })
 }
 
-/// The last lines of a program's complaints, on one line.
-pub(super) fn tail(said: &str) -> String {
-    let lines: Vec<&str> = said.lines().map(str::trim).filter(|l| !l.is_empty()).collect();
-    match lines.len() {
-        0 => "it said nothing".to_string(),
-        n => lines[n.saturating_sub(6)..].join(" | "),
-    }
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn tail_is_the_end_on_one_line() {
-        assert_eq!(tail(""), "it said nothing");
-        assert_eq!(tail("a\n\nb\n c\nd\ne\nf\ng\n"), "b | c | d | e | f | g");
-    }
 
     #[test]
     fn a_missing_program_is_said() {

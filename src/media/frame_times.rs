@@ -2,10 +2,20 @@
 
 use std::path::Path;
 
-use super::clip::{ClipInfo, unusable};
-use super::error::Result;
+use super::error::{Result, unusable};
 use super::rate::FrameRate;
 use super::video_track::Timing;
+
+/// Size and frame rate of a video.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ClipInfo {
+    pub width: usize,
+    pub height: usize,
+    /// Number of frames.
+    pub frames: usize,
+    /// Frames a second; none of a folder of frames, which says nothing of it.
+    pub frame_rate: Option<f64>,
+}
 
 /// ffmpeg's list of frames: `#tb 0: 1/24`, `#dimensions 0: 96x64`, then a line a frame whose third number is its time.
 ///

@@ -9,7 +9,7 @@ use super::decode::{decoded_up_to, pixmaps};
 use super::edit_list::{boxes, number, within};
 use super::error::{Error, Result};
 use super::frames::Frames;
-use super::image_file::{ANIMATED, upright_srgb};
+use super::image_pixels::{ANIMATED, upright_srgb};
 
 /// A kind of image by its first bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,14 +5,13 @@ use std::path::Path;
 
 use image::codecs::png::PngDecoder;
 use image::codecs::webp::WebPDecoder;
-use image::metadata::Orientation;
 use image::{DynamicImage, ImageDecoder, ImageFormat, ImageReader, Limits};
-use moxcms::{ColorProfile, Layout, TransformOptions};
-use ndarray::{Array4, Array5};
+use ndarray::Array5;
 
 use super::error::{Error, Result};
 use super::frames::Frames;
 use super::image_ffmpeg::{ImageKind, read_by_ffmpeg};
+use super::image_pixels::{ANIMATED, upright_srgb};
 use super::jpeg_end::check_jpeg_end;
 
 /// Pixels of an image that ffmpeg decodes, as many as the decoders of this binary allow.
@@ -63,9 +62,6 @@ fn read_image_by(path: &Path, ffmpeg: &Path, most_pixels: u64) -> Result<Frames>
 /// What is said of images in other formats.
 const UNKNOWN: &str = "it is none of PNG, JPEG, WebP, and none of HEIC, AVIF, GIF, BMP, TIFF, JPEG XL, JPEG 2000; convert it, e.g. \
                        ffmpeg -i IN OUT.png";
-/// What is said of several images in one file.
-pub(super) const ANIMATED: &str = "is animated: its first image is taken";
-
 /// Whether a PNG or WebP has several images.
 fn is_animated(bytes: &[u8], format: ImageFormat) -> bool {
     match format {
@@ -74,56 +70,6 @@ fn is_animated(bytes: &[u8], format: ImageFormat) -> bool {
         ImageFormat::WebP => WebPDecoder::new(Cursor::new(bytes)).is_ok_and(|webp| webp.has_animation()),
         _ => false,
     }
-}
-
-/// One RGB frame of an image that metadata turns, and whose colours a profile says.
-pub(super) fn upright_srgb(
-    path: &Path,
-    mut image: DynamicImage,
-    orientation: Option<Orientation>,
-    profile: Option<&[u8]>,
-) -> Result<Frames> {
-    if let Some(turn @ (Orientation::Rotate90 | Orientation::Rotate180 | Orientation::Rotate270)) = orientation {
-        image.apply_orientation(turn);
-    }
-    let image = eight_bits(image);
-    let (w, h) = (image.width() as usize, image.height() as usize);
-    let converted = profile.map(|profile| to_srgb(&image, profile)).transpose().unwrap_or_else(|reason| {
-        tracing::warn!("{}: its colour profile is left out: {reason}", path.display());
-        None
-    });
-    let rgb = converted.unwrap_or_else(|| image.to_rgb8().into_raw());
-    let bad = |message: String| Error::Image { path: path.to_path_buf(), message };
-    Frames::new(Array4::from_shape_vec((1, h, w, 3), rgb).map_err(|e| bad(e.to_string()))?)
-}
-
-/// An image of grey or RGB bytes, without transparency.
-fn eight_bits(image: DynamicImage) -> DynamicImage {
-    let upper = |values: &[u16]| values.iter().map(|v| (v >> 8) as u8).collect();
-    let (w, h) = (image.width(), image.height());
-    let made = match &image {
-        DynamicImage::ImageLuma8(_) | DynamicImage::ImageRgb8(_) => return image,
-        DynamicImage::ImageLumaA8(_) => return DynamicImage::ImageLuma8(image.to_luma8()),
-        DynamicImage::ImageLuma16(_) | DynamicImage::ImageLumaA16(_) => {
-            image::GrayImage::from_raw(w, h, upper(&image.to_luma16())).map(DynamicImage::ImageLuma8)
-        }
-        DynamicImage::ImageRgb16(_) | DynamicImage::ImageRgba16(_) => {
-            image::RgbImage::from_raw(w, h, upper(&image.to_rgb16())).map(DynamicImage::ImageRgb8)
-        }
-        _ => None,
-    };
-    made.unwrap_or_else(|| DynamicImage::ImageRgb8(image.to_rgb8()))
-}
-
-/// RGB bytes of an image of [`eight_bits`] in sRGB, whose colours its ICC profile says; none where the two do not fit.
-fn to_srgb(image: &DynamicImage, profile: &[u8]) -> std::result::Result<Vec<u8>, moxcms::CmsError> {
-    let layout = if matches!(image, DynamicImage::ImageLuma8(_)) { Layout::Gray } else { Layout::Rgb };
-    let profile = ColorProfile::new_from_slice(profile)?;
-    let options = TransformOptions { prefer_fixed_point: false, ..TransformOptions::default() };
-    let transform = profile.create_transform_8bit(layout, &ColorProfile::new_srgb(), Layout::Rgb, options)?;
-    let mut rgb = vec![0; image.width() as usize * image.height() as usize * 3];
-    transform.transform(image.as_bytes(), &mut rgb)?;
-    Ok(rgb)
 }
 
 /// A frame scaled to cover `height` and `width`, what stands over cut off on both sides: `[1, 3, 1, height, width]` in
@@ -160,6 +106,8 @@ fn taps(size: usize, scaled: usize, wanted: usize) -> Vec<(usize, usize, f32)> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use ndarray::Array4;
+
     use super::*;
 
     fn gradient(h: usize, w: usize) -> Frames {

@@ -12,7 +12,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::bt601;
-use super::error::{Error, Result};
+use super::error::{Error, Result, tail};
 use super::ffmpeg;
 use super::frames::Frames;
 use super::yuv::Planes;
@@ -196,7 +196,7 @@ fn pipe(ffmpeg: &Path, path: &Path, arguments: &[&str], input: &[u8]) -> Result<
     });
     let output = output.map_err(Error::io("wait for ffmpeg on", path))?;
     if !output.status.success() {
-        let tail = ffmpeg::tail(&String::from_utf8_lossy(&output.stderr));
+        let tail = tail(&String::from_utf8_lossy(&output.stderr));
         return Err(Error::Ffmpeg { path: path.to_path_buf(), status: output.status.to_string(), tail });
     }
     sent.map_err(Error::io("send an image to ffmpeg for", path))?;

@@ -26,16 +26,12 @@ use symphonia::default::{get_codecs, get_probe};
 use super::audio::Audio;
 use super::downmix::stereo;
 use super::edit_list::{Edit, Mp4Sound, is_cut, mp4_sound, zero_of};
-use super::sound::{Fault, SoundPart, Wanted};
+use super::sound_part::{Fault, MOST_SILENCE, RATES, SoundPart, Wanted};
 
-/// Samples a second that a sound may have: what a device records in. Beyond, a header is wrong, or made to cost memory.
-pub(super) const RATES: std::ops::RangeInclusive<u32> = 8000..=384_000;
 /// Samples of all channels that are kept of a sound: 46 minutes of stereo at 48 kHz.
 const MOST_KEPT: usize = 1 << 28;
 /// Samples of a channel that are decoded, of which those before a start are kept by nobody: 12 hours at 48 kHz.
 const MOST_DECODED: usize = 1 << 31;
-/// Seconds of silence that a file may put in front, where nobody says how much is read.
-pub(super) const MOST_SILENCE: f64 = 600.0;
 /// Seconds in front of the first decoded sample that a decoder's delay explains. A sound whose first packet is at the file's start
 /// has no silence there.
 pub(super) const MOST_PRIMING: f64 = 0.2;

@@ -6,26 +6,16 @@ use symphonia::core::errors::Error as Reason;
 use symphonia::core::formats::probe::Hint;
 use symphonia::core::io::ReadOnlySource;
 
-use super::decode::{Output, run};
+use super::decode::{Output, PLAIN_FILES, run};
 use super::edit_list::{Edit, mp4_sound};
 use super::error::Error;
-use super::sound::{Fault, SoundPart, Wanted};
 use super::sound_builtin::{MOST_PRIMING, Place, decode};
+use super::sound_part::{Fault, SoundPart, Wanted};
 use super::track_times::{Listing, packet_start, sound_start};
 use crate::contained::contained;
 
 /// Seconds that ffmpeg decodes where nobody says how much is read.
 const MOST_SECONDS: f64 = 3600.0;
-
-/// Arguments before a file of unknown contents: containers that hold their own sound. Playlists and scripts, which name other files
-/// and hosts, are not among them.
-pub(super) const PLAIN_FILES: [&str; 4] = [
-    "-protocol_whitelist",
-    "file,pipe",
-    "-format_whitelist",
-    "aac,ac3,aiff,amr,amrnb,amrwb,ape,asf,au,avi,caf,dsf,dts,dtshd,dv,eac3,flac,flv,gsm,gxf,iff,live_flv,loas,matroska,mlp,mov,mp3,\
-     mpc,mpc8,mpeg,mpegts,mxf,nut,ogg,oma,rm,sox,spdif,swf,tak,truehd,tta,voc,vqf,w64,wav,wtv,wv,xwma",
-];
 
 /// Why ffmpeg gives no sound.
 pub(super) enum Failure {

@@ -3,10 +3,9 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use super::decode::{as_file, decoded_by};
+use super::decode::{PLAIN_FILES, as_file, decoded_by};
 use super::edit_list::zero_of;
 use super::error::Result;
-use super::sound_ffmpeg::PLAIN_FILES;
 
 /// Containers whose times count from no fixed second, and MP3, whose priming ffmpeg counts as time: the first stream's time is the
 /// file's start.

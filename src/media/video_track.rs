@@ -3,8 +3,7 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use super::error::{Error, Result};
-use super::ffmpeg::tail;
+use super::error::{Error, Result, tail};
 
 /// Start of a track's line in ffmpeg's list.
 const TRACK: &str = "Stream #0:";
@@ -71,8 +70,7 @@ impl VideoTrack {
                 track.turned = angle.parse().unwrap_or(0.0);
             }
         }
-        let default = tracks.iter().position(|track| track.is_default).unwrap_or(0);
-        tracks.into_iter().nth(default)
+        tracks.iter().find(|track| track.is_default).or(tracks.first()).cloned()
     }
 
     /// A track of a line such as `Stream #0:0[0x1](und): Video: h264 (High) (avc1 / 0x31637661), yuv420p(tv, bt709, progressive),
