@@ -9,11 +9,14 @@ use ndarray::{Array3, ArrayD, Axis as Dim, Ix3, s};
 
 use super::batch::{DrawOrder, Dump};
 use super::calls::PassSpec;
+use super::clip_ends::ClipEnds;
 use super::condition_encoder::PassTokens;
 use super::conditions::ConditionTokens;
 use super::denoise_loop::{CallNoise, DenoiseLoop};
 use super::error::{PipelineError, Result};
+use super::executor::Executor;
 use super::model::Model;
+use super::options::RunOptions;
 use super::packing::unpack;
 use super::phase::Phase;
 use super::programs::ProgramKind;
@@ -201,24 +204,11 @@ impl Run<'_> {
         let total = sampler.evaluations(steps);
         // A run that ends in a round begins its rounds again.
         let saving = self.options.saving.as_ref().filter(|_| pass.names.phase != Phase::Round);
-        let every = saving.and_then(|s| s.every_steps());
-        let size = match sampler.noises() {
-            0 if self.options.dump_steps => 1,
-            0 if pass.shape.carried().count() == 1 => {
-                self.options.chunk.unwrap_or(steps).min(every.unwrap_or(steps)).max(1)
-            }
-            noises => noises.max(1),
-        };
+        let size = at_once(pass, steps, self.options, saving);
         let seeds = self.batch.rows().map(|request| request.seed);
         let tokens = pass.shapes.step_tokens(&self.runner.model.sizes);
         let mut noise = CallNoise::of_pass(pass.request, seeds, self.noise.of_steps(), tokens);
-        let (mut done, mut carried, mut latents) = match saving.and_then(|s| s.found(pass.names.phase)) {
-            Some(saved) => {
-                let carried = pass.steps_loop.go_on(executor, &saved.carried)?;
-                (saved.done, carried, Av::in_turn(&saved.carried).map(|own| own[0].clone()))
-            }
-            None => (0, pass.steps_loop.start(executor, &pass.start)?, pass.start.clone()),
-        };
+        let (mut done, mut carried, mut latents) = begin(pass, executor, saving)?;
         // Noise goes on where the steps before left it.
         (0..done).step_by(size).for_each(|_| drop(noise.draw()));
         let (mut kept, mut kept_at) = (done, Instant::now());
@@ -238,11 +228,9 @@ impl Run<'_> {
             if let Some(saving) = saving.filter(|_| done > kept || begins)
                 && saving.is_due(of_steps - kept * steps / total, kept_at.elapsed(), stop)
             {
-                let carried = carried.iter().map(|c| Ok(c.download()?)).collect::<Result<_>>()?;
+                let ends = self.clip_ends.as_deref();
                 // A disk that is full is no reason to lose what runs well.
-                let ends = self.clip_ends.as_deref().cloned().unwrap_or_default();
-                let (phase, sound) = (pass.names.phase, sound.cloned());
-                match saving.write(&Saved { phase, done, carried, sound, ends }) {
+                match saving.write(&saved(pass.names.phase, done, &carried, sound, ends)?) {
                     Ok(()) => {
                         (kept, kept_at) = (done, Instant::now());
                         // Its state is earlier.
@@ -268,12 +256,13 @@ impl Run<'_> {
             carried = failpoint::within("step", of_steps, run)?;
             let before = std::mem::replace(&mut latents, latents_of(&carried)?);
             if let Some(stream) = not_finite(&latents) {
-                let (stream, at) = match (sampler.noises(), pass.shape.carried().count()) {
-                    (1.., _) | (_, 2..) => (stream, done),
-                    _ => pass.first_not_finite(executor, prepared, &before, done..end)?.unwrap_or((stream, end - 1)),
+                let found = match (sampler.noises(), pass.shape.carried().count()) {
+                    (1.., _) | (_, 2..) => Some((stream, done)),
+                    _ => pass.first_not_finite(executor, prepared, &before, done..end)?,
                 };
-                let step = at * steps / total + 1;
-                return Err(PipelineError::NotFinite(format!("the {stream} latents after step {step} of {steps}")));
+                let (stream, at) = found.unwrap_or((stream, end - 1));
+                let after = format!("after step {} of {steps}", at * steps / total + 1);
+                return Err(PipelineError::NotFinite(format!("the {stream} latents {after}")));
             }
             done = end;
             if saving.is_some_and(Saving::keeps_steps) {
@@ -285,11 +274,8 @@ impl Run<'_> {
             keep(done.div_ceil(size), &latents)?;
         }
         if let Some(saving) = saving.filter(|saving| saving.keeps_when_interrupted() && done == total) {
-            let carried = carried.iter().map(|c| Ok(c.download()?)).collect::<Result<_>>()?;
-            let ends = self.clip_ends.as_deref().cloned().unwrap_or_default();
-            let saved = Saved { phase: pass.names.phase, done, carried, sound: sound.cloned(), ends };
-            let saving = saving.clone();
-            self.guard = Some(interrupts::keeper(move || saving.keep_interrupted(&saved)));
+            let saved = saved(pass.names.phase, done, &carried, sound, self.clip_ends.as_deref())?;
+            self.guard = Some(saving.clone().keeper(saved));
         } else if hold.is_some() {
             self.guard = hold.take();
         }
@@ -334,6 +320,39 @@ impl Pass<'_> {
 }
 
 /// Latents of both streams, from the values that the loop carries.
+/// Evaluations that are done, what is carried between them, and latents: those of an earlier run, or the start's.
+fn begin(pass: &Pass, executor: &Executor, saving: Option<&Saving>) -> Result<(usize, Vec<ShardedTensor>, Av<Tensor>)> {
+    let Some(saved) = saving.and_then(|s| s.found(pass.names.phase)) else {
+        return Ok((0, pass.steps_loop.start(executor, &pass.start)?, pass.start.clone()));
+    };
+    let carried = pass.steps_loop.go_on(executor, &saved.carried)?;
+    Ok((saved.done, carried, Av::in_turn(&saved.carried).map(|own| own[0].clone())))
+}
+
+/// Evaluations of a call.
+fn at_once(pass: &Pass, steps: usize, options: &RunOptions, saving: Option<&Saving>) -> usize {
+    match pass.shape.sampler.noises() {
+        0 if options.dump_steps => 1,
+        0 if pass.shape.carried().count() == 1 => {
+            let every = saving.and_then(Saving::every_steps);
+            options.chunk.unwrap_or(steps).min(every.unwrap_or(steps)).max(1)
+        }
+        noises => noises.max(1),
+    }
+}
+
+/// What is carried between steps, as it is kept.
+fn saved(
+    phase: Phase,
+    done: usize,
+    carried: &[ShardedTensor],
+    sound: Option<&Array3<f32>>,
+    ends: Option<&ClipEnds>,
+) -> Result<Saved> {
+    let carried = carried.iter().map(|c| Ok(c.download()?)).collect::<Result<_>>()?;
+    Ok(Saved { phase, done, carried, sound: sound.cloned(), ends: ends.cloned().unwrap_or_default() })
+}
+
 fn latents_of(carried: &[ShardedTensor]) -> Result<Av<Tensor>> {
     let missing = || PipelineError::Input("the loop carries no latents".into());
     Av::in_turn(carried).try_map(|own| Ok(own.first().ok_or_else(missing)?.download()?))

@@ -20,6 +20,7 @@ use super::recorded::numbers;
 use super::tensors;
 use super::tensors::fixed;
 use crate::config::{Config, Job};
+use crate::interrupts::{self, Guard};
 use crate::media::Frames;
 use crate::tensor::Tensor;
 use crate::weights::Checkpoint;
@@ -150,8 +151,13 @@ impl Saving {
         self.server.is_none()
     }
 
+    /// Keeps a state where a signal ends the process, for as long as the guard lives.
+    pub(crate) fn keeper(self, saved: Saved) -> Guard {
+        interrupts::keeper(move || self.keep_interrupted(&saved))
+    }
+
     /// Keeps the state of an interrupted run. Returns where it is, for the error line.
-    pub(crate) fn keep_interrupted(&self, saved: &Saved) -> Option<String> {
+    fn keep_interrupted(&self, saved: &Saved) -> Option<String> {
         let is_foreign = |_: &&String| self.steps.exists() && open(&self.steps, &self.identity).is_err();
         let other = self.unasked.as_ref().filter(is_foreign).map(|_| beside(&self.output, "interrupted"));
         let written = match &other {
