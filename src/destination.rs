@@ -62,6 +62,11 @@ impl Destination {
     }
 }
 
+/// Whether a path is a character device such as `/dev/null`, which several outputs may have.
+pub(crate) fn is_device(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|about| about.file_type().is_char_device())
+}
+
 /// Folder of a file; `.` for a bare name.
 pub(crate) fn folder(path: &Path) -> PathBuf {
     match path.parent() {

@@ -12,7 +12,7 @@ use super::replaceable::Replaceable;
 use super::saved;
 use super::writer::{dump_path, place_of};
 use crate::config::{Config, Job, sidecar_path};
-use crate::destination::{Destination, check_ending, folder};
+use crate::destination::{Destination, check_ending, folder, is_device};
 use crate::media::{self, png_frame_path, png_frames_in};
 use crate::request::Request;
 
@@ -118,7 +118,8 @@ fn check_distinct(outputs: &[Output]) -> Result<()> {
         for (other, its) in outputs.iter().zip(&resolved).skip(at + 1) {
             let is_inside =
                 |inner: &Path, outer: &Output, folder: &Path| !outer.is_frames() && inner.starts_with(folder);
-            if path == its || is_inside(path, other, its) || is_inside(its, one, path) {
+            let is_same = path == its && !is_device(path);
+            if is_same || is_inside(path, other, its) || is_inside(its, one, path) {
                 let paths = if one.path == other.path {
                     one.path.display().to_string()
                 } else {

@@ -190,7 +190,7 @@ fn a_video_with_sound_and_its_repeat() {
         hashes.push(json(&video.with_extension("json"))["sha256"].clone());
     }
     assert!(hashes.iter().all(|h| h == &hashes[0]), "three runs of one seed: {hashes:?}");
-    let (dump, perf, wav, png) = (path("a.safetensors"), path("a.times"), path("a.wav"), path("a.frames"));
+    let (dump, perf, wav, png) = (path("a.safetensors"), path("a.times.json"), path("a.wav"), path("a.frames"));
     let files =
         || [&path("a.mp4"), &path("a.json"), &dump, &perf, &wav].map(|file| std::fs::read(file).expect("a file"));
     let (first, frames) = (files(), ltx2::media::read_png_frames(&png).expect("frames"));
