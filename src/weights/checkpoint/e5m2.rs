@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use half::f16;
 use safetensors::Dtype;
 
 use super::{Checkpoint, EightBits, Entry, known};
@@ -35,9 +34,4 @@ impl Checkpoint {
         }
         self
     }
-}
-
-/// The number that eight bits stand for: e5m2 is the upper half of f16.
-pub(super) fn number(bits: u8) -> f32 {
-    f16::from_bits(u16::from(bits) << 8).to_f32()
 }

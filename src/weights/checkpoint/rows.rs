@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use half::{bf16, f16};
 
-use super::{Checkpoint, Entry, TensorView, e5m2, known};
+use super::{Checkpoint, Entry, TensorView, known};
 use crate::hlo::DType;
 use crate::weights::error::WeightsError;
 
@@ -17,6 +17,11 @@ pub(super) enum EightBits<T = Entry> {
         zero_points: Option<Box<T>>,
     },
     E5M2,
+}
+
+/// The number that eight bits stand for: e5m2 is the upper half of f16.
+fn e5m2(bits: u8) -> f32 {
+    f16::from_bits(u16::from(bits) << 8).to_f32()
 }
 
 impl<T> EightBits<T> {
@@ -138,7 +143,7 @@ impl TensorView {
         for (i, (number, float)) in numbers.into_iter().zip(into.chunks_exact_mut(size)).enumerate() {
             let value = match form {
                 EightBits::Integers { .. } => f32::from(number as i8) - f32::from(by_row(&points, (first + i) / row)),
-                EightBits::E5M2 => e5m2::number(number),
+                EightBits::E5M2 => e5m2(number),
             };
             match self.dtype {
                 DType::BF16 => float.copy_from_slice(&bf16::from_f32(value).to_le_bytes()),

@@ -112,11 +112,11 @@ fn a_header_of_a_million_tensors_is_read_and_one_that_claims_more_than_the_forma
 #[test]
 fn element_types_are_checked_when_a_weight_is_asked_for() {
     let dir = TempDir::new().expect("dir");
-    let bytes = safetensors(&[("f", "BF16", &[1]), ("q", "I8", &[4]), ("e", "F8_E5M2", &[4])], Value::Null);
+    let bytes = safetensors(&[("f", "BF16", &[1]), ("q", "I8", &[4]), ("e", "F8_E8M0", &[4])], Value::Null);
     let checkpoint = Checkpoint::open(&put(dir.path().join("x.safetensors"), bytes)).expect("opens");
     assert!(checkpoint.get("q").is_ok());
     fails(checkpoint.get_float("q"), &["x.safetensors", "`q` is i8", "bf16, f16, f32 or f8_e4m3"]);
-    fails(checkpoint.get("e"), &["`e` is f8_e5m2"]);
+    fails(checkpoint.get("e"), &["`e` is f8_e8m0"]);
     fails(checkpoint.get("gone"), &["x.safetensors", "`gone` is missing"]);
 }
 

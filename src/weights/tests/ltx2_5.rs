@@ -392,6 +392,8 @@ fn parts_that_say_no_generation_are_named() {
         put(file, safetensors(&[("video_text_proj_in.weight", "BF16", &[8, 8])], version));
     };
     connectors(Value::Null);
+    let marker = [("keyframes_abs_pos_embedding", "BF16", &[1, 4][..]), ("proj_in.weight", "BF16", &[4, 2])];
+    put(model.join("transformer/diffusion_pytorch_model.safetensors"), safetensors(&marker, Value::Null));
     let lines = || open(&model).expect("opens").unverified().expect("readable");
     let said = lines();
     let has = |line: &str, words: [&str; 3]| assert!(words.iter().all(|word| line.contains(word)), "{line}");
