@@ -229,8 +229,8 @@ pub(crate) fn largest(component: &str, key: &str) -> Option<u64> {
 /// The first such number, with its key.
 pub(crate) fn check(component: &'static str, json: &Value, read: impl Fn(&str) -> bool) -> Result<(), ConfigError> {
     let rows = rows(component);
-    let own = json.as_object().into_iter().flatten().filter(|(key, _)| read(key));
-    own.map(|(key, value)| check_value(component, rows, key, key, value)).collect()
+    let mut own = json.as_object().into_iter().flatten().filter(|(key, _)| read(key));
+    own.try_for_each(|(key, value)| check_value(component, rows, key, key, value))
 }
 
 fn check_value(component: &'static str, rows: &[Row], path: &str, key: &str, value: &Value) -> Result<(), ConfigError> {
@@ -243,11 +243,12 @@ fn check_value(component: &'static str, rows: &[Row], path: &str, key: &str, val
             Err(out_of_range(component, path, format!("{} entries", list.len()), format!("at most {MAX_ENTRIES}")))
         }
         (Value::Array(list), Some(_)) => {
-            let each = list.iter().enumerate();
-            each.map(|(i, value)| check_value(component, rows, &format!("{path}[{i}]"), key, value)).collect()
+            let mut each = list.iter().enumerate();
+            each.try_for_each(|(i, value)| check_value(component, rows, &format!("{path}[{i}]"), key, value))
         }
         (Value::Object(map), _) => {
-            map.iter().map(|(key, value)| check_value(component, rows, &format!("{path}.{key}"), key, value)).collect()
+            let mut each = map.iter();
+            each.try_for_each(|(key, value)| check_value(component, rows, &format!("{path}.{key}"), key, value))
         }
         _ => Ok(()),
     }

@@ -19,7 +19,6 @@ pub mod error;
 pub mod fields;
 pub mod form;
 pub mod health;
-pub mod heap;
 pub mod id;
 pub mod inputs;
 pub mod job;

@@ -52,10 +52,11 @@ fn by_kind(error: &PipelineError) -> RunError {
 
 /// An error on one line without places on this machine and names of the store: of a path, its last part.
 pub(super) fn told(error: &PipelineError) -> String {
-    match media_error(error).and_then(own_words) {
-        Some(words) => words.into(),
-        None => without_stored(&without_folders(&one_line(error)), "the file"),
-    }
+    without_stored(&without_places(error), "the file")
+}
+
+fn without_places(error: &PipelineError) -> String {
+    media_error(error).and_then(own_words).map_or_else(|| without_folders(&one_line(error)), Into::into)
 }
 
 /// The same of a file that a field gives: the client knows it by that field alone.
@@ -69,7 +70,7 @@ fn of_given(error: &PipelineError, field: &str) -> String {
             | Image { message: reason, .. }
             | Png { message: reason, .. },
         ) => without_folders(&reason.split_whitespace().collect::<Vec<_>>().join(" ")),
-        _ => told(error),
+        _ => without_places(error),
     };
     let why = without_stored(&why, "it");
     let why = why.strip_prefix("it: ").unwrap_or(&why);

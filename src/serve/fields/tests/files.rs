@@ -171,11 +171,10 @@ fn sounds_are_checked_by_their_contents() {
     for bad in [&hole[..], b"no sound at all"] {
         let error = create(&server, &[], &[("input_audio", bad)]).expect_err("refused");
         assert_eq!((error.status, error.code, error.param.as_deref()), (400, "invalid_audio", Some("input_audio")));
-        assert!(error.message.starts_with("input_audio: a: it is "), "{error}");
+        assert!(error.message.starts_with("input_audio (a): it is "), "{error}");
         assert!(!error.message.contains("ffmpeg") && !error.message.contains('/'), "{error}");
     }
     let late = server.json(&json!({"prompt": "a", "input_audio": {"data": url, "start": 1}}));
-
     let late = late.expect_err("it ends before");
     assert_eq!((late.code, late.param.as_deref()), ("invalid_audio", Some("input_audio")));
     assert!(late.message.contains("ends after 1.000 s, before its start, 1 s"), "{late}");
