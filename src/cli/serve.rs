@@ -16,9 +16,9 @@ use crate::interrupts;
 use crate::pipeline::processes::together;
 use crate::pipeline::setup::check_flags;
 use crate::pjrt::end_process;
+use crate::pjrt::limit_heaps;
 use crate::runtime::processes::Group;
 use crate::serve::health::Condition;
-use crate::serve::heap;
 use crate::serve::model_device::{factory_together, follow};
 use crate::serve::server::{CUT, Options, Server, StartError, state_folder};
 use crate::temporaries;
@@ -233,7 +233,7 @@ impl KeepingArgs {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    heap::limit();
+    limit_heaps();
     let mut loaded = args.load()?;
     if args.print_config {
         return print(&loaded.to_yaml());

@@ -385,7 +385,7 @@ fn memory() {
 
 #[needs(member)]
 fn memory_of_a_thousand_videos() {
-    ltx2::serve::heap::limit();
+    ltx2::pjrt::limit_heaps();
     let bench = Bench::start();
     let make = |count: usize| {
         let mut connection = bench.connection();

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use ltx2::config::Seconds;
-use ltx2::serve::heap;
+use ltx2::pjrt::limit_heaps;
 use ltx2::serve::id::VideoId;
 use ltx2::serve::job::State;
 use ltx2::serve::jobs::Pace;
@@ -46,7 +46,7 @@ pub fn by_itself(test: &str) {
 
 #[needs(member)]
 fn queued_jobs_are_small_and_none_is_left_behind() {
-    heap::limit();
+    limit_heaps();
     files();
     let state = quick_folder();
     let mut settings = settings();

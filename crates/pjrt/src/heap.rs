@@ -18,7 +18,7 @@ const LIMITS: [(i32, i32, &str, &str); 3] = [
 ];
 
 /// Limits the heaps of this process, but for what the user sets. Heaps that exist stay, so call it before threads are started.
-pub fn limit() {
+pub fn limit_heaps() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     for (parameter, value, variable, tunable) in LIMITS {
         let tunables = std::env::var("GLIBC_TUNABLES");
