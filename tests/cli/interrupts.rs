@@ -172,22 +172,22 @@ fn a_wait_for_other_processes_is_said_and_hears_signals() {
     let place =
         std::net::TcpListener::bind("127.0.0.1:0").expect("listens").local_addr().expect("an address").to_string();
     let own = ["--coordinator", &place, "--num-processes", "2", "--process-id"];
-    let cases: [(&[&str], [(&str, &str); 2], String); 3] = [
-        (&[&own[..], &["1"]].concat(), [("A", "1"); 2], format!("waiting for process 0 of 2 at {place}: ")),
+    let cases = [
+        ([&own[..], &["1"]].concat(), [("A", "1"); 2], format!("waiting for process 0 of 2 at {place}: ")),
         (
-            &[&own[..], &["0"]].concat(),
+            [&own[..], &["0"]].concat(),
             [("A", "1"); 2],
             format!("waiting for process 1 of 2 to come to {place}, until "),
         ),
         (
-            &["--coordinator", &place],
+            vec!["--coordinator", &place],
             [("TPU_WORKER_ID", "0"), ("TPU_WORKER_HOSTNAMES", "a,b")],
             format!("waiting for process 1 of 2 to come to {place}, until "),
         ),
     ];
     for (more, variables, line) in cases {
         let out = tempfile::tempdir().expect("a folder");
-        let mut run = Run::start(out.path(), more, &variables);
+        let mut run = Run::start(out.path(), &more, &variables);
         run.says(&line);
         assert_eq!(interrupted(run, "-TERM", &line), "error: interrupted");
     }

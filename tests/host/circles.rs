@@ -83,7 +83,8 @@ impl Crate {
         if let Some(child) = self.child(module, first) {
             return self.inside(&child, rest, seen);
         }
-        if let Some(bound) = self.0[module].bound.get(first) {
+        // A path that begins with the name that it brings is another crate's: its module of that name was found above.
+        if let Some(bound) = self.0[module].bound.get(first).filter(|bound| bound.first() != Some(first)) {
             return self.definer(module, &[bound, rest].concat(), seen);
         }
         let mut globs = self.0[module].globs.iter().filter_map(|glob| self.definer(module, glob, &mut seen.clone()));

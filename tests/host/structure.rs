@@ -20,7 +20,19 @@ const LAYERS: &[&[&str]] = &[
     &["nn"],
     &["kernels"],
     &["tensor"],
-    &["av", "contained", "defaults", "failpoint", "foreign", "host", "threads"],
+    &[
+        "av",
+        "contained",
+        "defaults",
+        "destination",
+        "failpoint",
+        "foreign",
+        "host",
+        "interrupts",
+        "temporaries",
+        "text_file",
+        "threads",
+    ],
 ];
 
 fn sources(dir: &Path) -> Vec<PathBuf> {

@@ -170,6 +170,6 @@ mod tests {
         };
         let own = ["/etc/xdg/pip/pip.conf", "/etc/pip.conf", "/h/.pip/pip.conf", "/h/.config/pip/pip.conf", "/c"];
         assert_eq!(with(&[("HOME", "/h"), ("PIP_CONFIG_FILE", "/c")]), own.map(PathBuf::from));
-        assert_eq!(with(&[("HOME", "/h"), ("PIP_CONFIG_FILE", "/dev/null")]), [PathBuf::new(); 0]);
+        assert_eq!(with(&[("HOME", "/h"), ("PIP_CONFIG_FILE", "/dev/null")]), Vec::<PathBuf>::new());
     }
 }
