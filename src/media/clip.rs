@@ -157,6 +157,8 @@ fn decoded(path: &Path, ffmpeg: &Path, before: &[&str], how: &[&str], most: u64)
     }
 }
 
+/// Pixels along each side that ffmpeg's decoders need beside a frame's own: MPEG-4's ask for 192x280 of a frame of 64x48.
+const BESIDE: usize = 512;
 const NO_VIDEO: &str = "it has no video that ffmpeg can decode";
 /// Arguments before a file: a damaged packet ends the run.
 const BEFORE: [&str; 1] = ["-xerror"];
@@ -225,13 +227,13 @@ fn read_frames(path: &Path, ffmpeg: &Path, most: Option<usize>, bytes: u64) -> R
     let limit = most.map(|most| ["-frames:v".to_string(), most.to_string()]);
     let limit: Vec<&str> = limit.iter().flatten().map(String::as_str).collect();
     let format = ["-f", "image2pipe", "-c:v", "ppm", "-pix_fmt", "rgb24"];
-    // What is decoded may be larger than the header tells: memory goes by the header, and some blocks at the edges.
+    // What is decoded may be larger than the header tells: memory goes by the header.
     let told = told(path)?;
     if let Some(told) = &told {
         check_size(path, told.times.len().min(most_frames), told.width, told.height, bytes)?;
     }
     let track = track_of(path, ffmpeg, &BEFORE)?;
-    let pixels = told.as_ref().map(|told| ((told.width + 64) * (told.height + 64)).to_string());
+    let pixels = told.as_ref().map(|told| ((told.width + BESIDE) * (told.height + BESIDE)).to_string());
     let before: Vec<&str> = pixels.iter().flat_map(|pixels| ["-max_pixels", pixels]).chain(BEFORE).collect();
     let map = format!("0:{}", track.index);
     let pixels = decoded(path, ffmpeg, &before, &[&frames_of(&map)[..], &limit, &format].concat(), bytes)?;
