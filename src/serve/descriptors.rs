@@ -1,10 +1,10 @@
 //! Open files of the process: the limit is raised at the start, and a reserve is kept for jobs.
 //!
-//! The kernel gives each new descriptor the lowest free number. So the number of a client's socket or file tells whether the reserve
-//! is touched, without counting.
+//! The kernel gives each new descriptor the lowest free number. A client's socket or file whose number is in the reserve is closed at
+//! once, so clients never hold more than the numbers below it, and nothing is counted on the way of a request.
 
 use std::error::Error;
-use std::fs::File;
+use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
@@ -53,17 +53,28 @@ impl Descriptors {
         number(new) >= self.ceiling
     }
 
+    /// Connections for which there are descriptors beside what is open now.
+    pub(super) fn for_connections(&self) -> usize {
+        let open = open_files().unwrap_or(0);
+        usize::try_from(self.ceiling.saturating_sub(open)).unwrap_or(usize::MAX).max(1)
+    }
+
     /// Why jobs may soon find no descriptor; `None`: there are enough.
     pub(super) fn shortage(&self) -> Option<String> {
         let scarce = self.limit - (self.limit - self.ceiling) / 2;
-        match File::open("/dev/null") {
-            Ok(file) if number(&file) >= scarce => {
-                Some(format!("nearly all of the {} open files of the process are in use", self.limit))
+        match open_files() {
+            Ok(open) if open >= scarce => {
+                Some(format!("{open} of the {} open files of the process are in use", self.limit))
             }
             Err(error) if is_exhausted(&error) => Some(format!("no file can be opened: {error}")),
             _ => None,
         }
     }
+}
+
+/// Descriptors of this process, without the one that they are counted by.
+fn open_files() -> io::Result<u64> {
+    Ok((fs::read_dir("/proc/self/fd")?.count() as u64).saturating_sub(1))
 }
 
 fn number(new: &impl AsFd) -> u64 {
@@ -100,10 +111,14 @@ mod tests {
         for (limit, ceiling) in [(1024, 768), (1 << 20, (1 << 20) - 256), (100, 50), (1, 1)] {
             assert_eq!(Descriptors::of(limit), Descriptors { limit, ceiling });
         }
-        let file = File::open("/dev/null").expect("a file");
+        let file = fs::File::open("/dev/null").expect("a file");
         assert!(!Descriptors::of(u64::MAX).is_short(&file) && Descriptors::of(2).is_short(&file));
         assert!(Descriptors::of(u64::MAX).shortage().is_none());
         assert!(Descriptors::of(2).shortage().expect("none are left").contains("of the 2 open files"));
+        assert_eq!(
+            (Descriptors::of(2).for_connections(), Descriptors::of(u64::MAX).for_connections() > 1000),
+            (1, true)
+        );
     }
 
     #[test]

@@ -92,7 +92,8 @@ pub async fn serve(
     connections: Arc<Connections>,
     mut ending: watch::Receiver<bool>,
 ) {
-    let places = Arc::new(Semaphore::new(limits.connections));
+    let most = limits.connections.min(files.for_connections());
+    let places = Arc::new(Semaphore::new(most));
     loop {
         let accepted = tokio::select! {
             () = ended(&mut ending) => break,
@@ -105,7 +106,7 @@ pub async fn serve(
     }
     drop(listener);
     // All places are free once all connections have ended.
-    let all = u32::try_from(limits.connections).unwrap_or(u32::MAX);
+    let all = u32::try_from(most).unwrap_or(u32::MAX);
     if tokio::time::timeout(limits.farewell, places.acquire_many(all)).await.is_err() {
         tracing::warn!("{} connections were cut", connections.count());
     }
@@ -128,8 +129,9 @@ async fn accept(
             return None;
         }
     };
-    // One that leaves may be closed a moment later: the reserve covers that.
-    if files.is_short(&stream) && !connections.evict() {
+    if files.is_short(&stream) {
+        // The next finds room.
+        connections.evict();
         tracing::debug!("a connection was closed: the open files that are left are kept for jobs");
         return None;
     }
