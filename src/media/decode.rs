@@ -20,8 +20,9 @@ pub(super) const PLAIN_FILES: [&str; 4] = [
     "-protocol_whitelist",
     "file,pipe",
     "-format_whitelist",
-    "aac,ac3,aiff,amr,amrnb,amrwb,ape,asf,au,avi,caf,dsf,dts,dtshd,dv,eac3,flac,flv,gsm,gxf,iff,live_flv,loas,matroska,mlp,mov,mp3,\
-     mpc,mpc8,mpeg,mpegts,mxf,nut,ogg,oma,rm,sox,spdif,swf,tak,truehd,tta,voc,vqf,w64,wav,wtv,wv,xwma",
+    "aac,ac3,aiff,amr,amrnb,amrwb,ape,aptx,aptx_hd,asf,au,avi,caf,dsf,dts,dtshd,dv,eac3,flac,flv,g722,gsm,gxf,iff,ircam,live_flv,\
+     loas,matroska,mlp,mov,mp3,mpc,mpc8,mpeg,mpegts,mxf,nistsphere,nut,ogg,oma,rm,sbc,sox,spdif,swf,tak,truehd,tta,voc,vqf,w64,wav,\
+     wtv,wv,xwma",
 ];
 
 /// Every frame of a video file and its sound, where it has them, as `ffmpeg` (a path, or a name to be found on PATH)
@@ -167,7 +168,7 @@ const OF_FRAMES: [&str; 16] = [
 
 /// ffmpeg's messages without their sources: its parts with their addresses, and the file, which an error names itself. Those of
 /// decoders of frames are left out where `is_sound`.
-fn plain(said: &str, path: &Path, is_sound: bool) -> String {
+pub(super) fn plain(said: &str, path: &Path, is_sound: bool) -> String {
     let file = as_file(path);
     let prefix = format!("{}: ", file.to_string_lossy());
     let mut lines: Vec<&str> = Vec::new();

@@ -6,6 +6,7 @@ use symphonia::core::errors::Error as Reason;
 use symphonia::core::formats::probe::Hint;
 use symphonia::core::io::ReadOnlySource;
 
+use super::audio::Audio;
 use super::decode::{Output, PLAIN_FILES, run};
 use super::edit_list::{Edit, mp4_sound};
 use super::error::Error;
@@ -45,7 +46,9 @@ pub(super) fn read_by_ffmpeg(path: &Path, ffmpeg: &Path, wanted: Wanted) -> Resu
     let listing = Listing::read(path, ffmpeg);
     let zero = wanted.zero.unwrap_or_else(|| listing.zero());
     let first = first_sample(path, ffmpeg, wanted, &listing, zero);
-    let limit = (wanted.end.unwrap_or(MOST_SECONDS) + (zero - first.unwrap_or(zero)).max(0.0)).to_string();
+    // ffmpeg counts from the first packet, from which a decoder may make no sample; what is more is left out behind.
+    let limit = wanted.end.unwrap_or(MOST_SECONDS) + (zero - first.unwrap_or(zero)).max(0.0) + MOST_PRIMING;
+    let limit = limit.to_string();
     let track = listing.sound.map_or("0:a:0".into(), |track| format!("0:{track}"));
     let how = ["-map", &track, "-t", &limit, "-vn", "-f", "wav", "-c:a", "pcm_f32le"];
     let timed = Wanted { zero: Some(0.0), ..wanted };
@@ -64,7 +67,7 @@ pub(super) fn read_by_ffmpeg(path: &Path, ffmpeg: &Path, wanted: Wanted) -> Resu
         Err(error) => return Err(Failure::Decoder(error.to_string())),
     };
     let part = match made {
-        Some(Ok(reading)) => reading.part,
+        Some(Ok(reading)) => reading.part.map(|part| SoundPart { sound: until(&part.sound, wanted), ..part }),
         // A header alone.
         None | Some(Err(Fault::Decoder(Reason::IoError(_)))) => None,
         Some(Err(fault)) => return Err(Failure::Decoder(format!("its output cannot be read: {fault:?}"))),
@@ -93,10 +96,17 @@ fn first_sample(path: &Path, ffmpeg: &Path, wanted: Wanted, listing: &Listing, z
     Some(if wanted.zero.is_none() && is_late && is_priming() { zero } else { first })
 }
 
+/// A sound as far as it is wanted.
+fn until(sound: &Audio, wanted: Wanted) -> Audio {
+    let rate = f64::from(sound.rate());
+    let most = wanted.end.map(|end| ((end - wanted.start).max(0.0) * rate).ceil() as usize);
+    sound.span(0.0, most.map_or(sound.len(), |most| sound.len().min(most)))
+}
+
 /// The first and the last line of what ffmpeg says, on one line.
 fn first_and_last(said: &str) -> String {
     if said.contains("not on whitelist") {
-        return "a container that may name other files is not read".into();
+        return "its container may name other files, or is not among those that are given to ffmpeg; convert it, e.g. ffmpeg -i IN OUT.flac".into();
     }
     let mut lines = said.lines().flat_map(|line| line.split(" | "));
     let first = lines.next().unwrap_or("it said nothing");

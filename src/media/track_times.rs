@@ -7,9 +7,9 @@ use super::decode::{PLAIN_FILES, as_file, decoded_by};
 use super::edit_list::zero_of;
 use super::error::Result;
 
-/// Containers whose times count from no fixed second, and MP3, whose priming ffmpeg counts as time: the first stream's time is the
-/// file's start.
-const WITHOUT_ZERO: [&str; 4] = ["mpegts", "mpeg", "mp3", "mpegtsraw"];
+/// Containers whose times count from no fixed second, those whose writers shift all times by the delay of B-frames, and MP3, whose
+/// priming ffmpeg counts as time: the first stream's time is the file's start.
+const WITHOUT_ZERO: [&str; 6] = ["flv", "live_flv", "mp3", "mpeg", "mpegts", "mpegtsraw"];
 
 /// Tracks of a file, as ffmpeg lists them.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -17,7 +17,7 @@ pub(super) struct Listing {
     /// ffmpeg's names of the container, separated by commas.
     format: String,
     /// Second at which the first track starts.
-    start: f64,
+    pub(super) start: f64,
     /// The sound track that is played, counted among all tracks: the first default one, else the first.
     pub(super) sound: Option<usize>,
 }

@@ -153,6 +153,12 @@ fn damaged_sound_is_read_as_ffmpeg_reads_it() {
         files.check(name);
         assert_eq!(part(name).expect("a sound").damage.is_some(), is_damaged, "{name}");
     }
+    // A decoder that makes no sample of its first packet takes nothing off the end that is asked for.
+    files.encode("whole.wma", &["-c:a", "wmav2"]);
+    let to = |end| read_sound(&files.path("whole.wma"), Path::new("ffmpeg"), end).expect("read").expect("a sound");
+    let (all, half) = (to(None), to(Some(0.5)));
+    assert_eq!(half.len(), half.rate() as usize / 2);
+    assert_eq!(half.samples(), all.samples().slice(ndarray::s![.., ..half.len()]));
     // Without ffmpeg, what there is.
     let own = read_sound_from(&files.path("hole.mp3"), Path::new(NO_FFMPEG), 0.0, None).expect("read");
     let damage = own.expect("a sound").damage.expect("packets are missing");
