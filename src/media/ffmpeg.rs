@@ -9,10 +9,12 @@ use tempfile::NamedTempFile;
 
 use super::atomic;
 use super::audio::Audio;
+use super::decode::as_file;
 use super::error::{Error, Result, tail};
 use super::frames::Frames;
 use super::options::Mp4Options;
 use super::rate::FrameRate;
+use super::track_times::{Listing, video_start};
 use super::video_track::VideoTrack;
 use super::wav::{WavFormat, wav_bytes};
 use super::yuv;
@@ -181,8 +183,12 @@ pub(super) fn copy_with_sound(
     sound: &Path,
     options: &Mp4Options,
 ) -> Result<()> {
+    // The sound starts with the first frame, wherever the source shows that.
+    let first = video_start(source, &options.ffmpeg, track);
+    let shift = first.map_or(0.0, |first| Listing::read(source, &options.ffmpeg).start - first).to_string();
     let mut command = Command::new(&options.ffmpeg);
-    command.args(["-hide_banner", "-loglevel", "error", "-y", "-i"]).arg(source).arg("-i").arg(sound);
+    command.args(["-hide_banner", "-loglevel", "error", "-y", "-itsoffset", &shift, "-i"]).arg(as_file(source));
+    command.arg("-i").arg(as_file(sound));
     let map = format!("0:{track}");
     command.args(["-map", &map, "-map", "1:a:0", "-c:v", "copy", "-c:a", "aac", "-b:a"]);
     command.arg(options.audio_bitrate.to_string()).args(["-movflags", "+faststart", "-f", "mp4"]).arg(target);

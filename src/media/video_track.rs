@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use super::decode::{as_file, plain};
 use super::error::{Error, Result, tail};
 
 /// Start of a track's line in ffmpeg's list.
@@ -44,7 +45,13 @@ impl VideoTrack {
     /// No ffmpeg; a file that it cannot read, with its own words.
     pub(super) fn of_file(path: &Path, ffmpeg: &Path, before: &[&str]) -> Result<Option<Self>> {
         let mut command = Command::new(ffmpeg);
-        command.arg("-hide_banner").args(before).arg("-i").arg(path).stdin(Stdio::null()).stdout(Stdio::null());
+        command
+            .arg("-hide_banner")
+            .args(before)
+            .arg("-i")
+            .arg(as_file(path))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null());
         // Without an output file ffmpeg prints the list and ends with an error.
         let output = command.output();
         let output = output.map_err(|e| Error::NoDecoder { path: path.to_path_buf(), reason: e.to_string() })?;
@@ -52,7 +59,11 @@ impl VideoTrack {
         if list.lines().any(|line| line.trim_start().starts_with(TRACK)) {
             return Ok(Self::choose(&list));
         }
-        Err(Error::Ffmpeg { path: path.to_path_buf(), status: output.status.to_string(), tail: tail(&list) })
+        Err(Error::Ffmpeg {
+            path: path.to_path_buf(),
+            status: output.status.to_string(),
+            tail: tail(&plain(&list, path, false)),
+        })
     }
 
     /// The track that is read of those in ffmpeg's list.

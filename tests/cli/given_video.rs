@@ -142,6 +142,33 @@ fn a_video_gone_on_with_and_one_with_other_sound() {
     let sound = |name: &str| read_sound(&path(name), ffmpeg, None).expect("readable").expect("a sound");
     assert_ne!(sound("sound.mp4").samples(), sound("source.mp4").samples());
 
+    // The made sound starts with the first frame, also of a source that shows it later than its sound.
+    let late = path("late:1.mp4");
+    let mut command = std::process::Command::new(FFMPEG);
+    command.args([
+        "-v",
+        "error",
+        "-itsoffset",
+        "0.5",
+        "-i",
+        given,
+        "-i",
+        given,
+        "-map",
+        "0:v",
+        "-map",
+        "1:a",
+        "-c",
+        "copy",
+    ]);
+    assert!(command.arg(format!("file:{}", late.display())).status().expect("ffmpeg").success());
+    makes(CONFIG, &path("late.mp4"), &["--pipeline", "video_to_audio", "--video", late.to_str().expect("UTF-8")]);
+    let mut probe = std::process::Command::new("ffprobe");
+    probe.args(["-v", "error", "-show_entries", "stream=start_time", "-of", "csv=p=0"]).arg(path("late.mp4"));
+    let starts = String::from_utf8(probe.output().expect("ffprobe").stdout).expect("text");
+    let starts: Vec<f64> = starts.split_whitespace().map(|start| start.parse().expect("seconds")).collect();
+    assert!(starts.len() == 2 && starts.iter().all(|start| start.abs() < 0.001), "{starts:?}");
+
     let overlap = "request.extend.overlap=9";
     for (name, at) in [("after.mp4", "end"), ("before.mp4", "start")] {
         makes(CONFIG, &path(name), &["--video", given, "--extend", "0.3", "--extend-at", at, "--set", overlap]);
