@@ -185,7 +185,9 @@ impl Shard {
             return Err(bad(format!("it is {kind}")));
         }
         if length > MAX_HEADER {
-            return Err(bad(format!("its first 8 bytes give a header of {length} bytes")));
+            return Err(bad(
+                "it is of another kind, or damaged: no header has the length that its first 8 bytes give".into()
+            ));
         }
         let data = 8 + length;
         let mut header = vec![0; length.min(got - 8) as usize];

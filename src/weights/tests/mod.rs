@@ -28,7 +28,7 @@ fn safetensors(tensors: &[(&str, &str, &[usize])], metadata: Value) -> Vec<u8> {
     for (name, dtype, shape) in tensors {
         let size = match *dtype {
             "F32" | "I32" => 4,
-            "I8" | "U8" | "F8_E4M3" | "F8_E5M2" => 1,
+            "I8" | "U8" | "F8_E4M3" | "F8_E5M2" | "F8_E8M0" => 1,
             _ => 2,
         };
         let end = at + shape.iter().product::<usize>() * size;
