@@ -178,8 +178,12 @@ fn a_video_with_sound_and_its_repeat() {
     let path = |name: &str| dir.path().join(name);
     let mut hashes = Vec::new();
     for name in ["a", "b", "c"] {
-        let places =
-            [["--dump", "safetensors"], ["--perf-json", "times"], ["--save-audio", "wav"], ["--save-frames", "frames"]];
+        let places = [
+            ["--dump", "safetensors"],
+            ["--perf-json", "times.json"],
+            ["--save-audio", "wav"],
+            ["--save-frames", "frames"],
+        ];
         let places: Vec<String> = places
             .into_iter()
             .flat_map(|[flag, end]| [flag.into(), path(&format!("{name}.{end}")).display().to_string()])

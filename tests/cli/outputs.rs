@@ -165,7 +165,7 @@ fn reports_and_layouts_are_not_overwritten() {
         assert!(error.starts_with(&line), "{error}");
     }
     // With --force they go on to their inputs, and fail there.
-    for command in [&["bench", "--json", "own.yml", "--force"][..], &["profile", "-o", "profile", "--force"]] {
+    for command in [&["bench", "--json", "new.json", "--force"][..], &["profile", "-o", "profile", "--force"]] {
         let out = folder.ltx2(&[command, &nano].concat()).output().expect("runs");
         assert!(stderr(&out).contains("no/such/model"), "{command:?}: {}", stderr(&out));
     }

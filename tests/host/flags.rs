@@ -12,8 +12,9 @@ use ltx2::config::json_schema;
 use serde_json::Value;
 
 /// Flags of compilers and of pip, and the start that thresholds of `compare` share.
-const FOREIGN: [&str; 9] = [
+const FOREIGN: [&str; 10] = [
     "--xla_",
+    "--hugepage_text",
     "--min",
     "--disable-pip-version-check",
     "--no-deps",
@@ -206,6 +207,9 @@ fn reached_by(path: &Path) -> Vec<String> {
         let command = file.trim_end_matches(".rs").replace('_', "-");
         return if cli.find_subcommand(&command).is_some() { vec![command] } else { all() };
     }
+    if text.starts_with("crates/") {
+        return all();
+    }
     other.map_or_else(|| vec!["generate".into()], |(_, names)| names.iter().map(|name| (*name).to_string()).collect())
 }
 
@@ -213,6 +217,7 @@ fn reached_by(path: &Path) -> Vec<String> {
 fn flags_and_commands_that_texts_name_exist() {
     let mut files = Vec::new();
     sources(Path::new("src"), &mut files);
+    sources(Path::new("crates"), &mut files);
     let mut cli = Cli::command();
     cli.build();
     let (generate, mut faults, mut seen) = (known("generate"), Vec::new(), 0);
