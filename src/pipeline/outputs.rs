@@ -118,8 +118,8 @@ fn check_distinct(outputs: &[Output]) -> Result<()> {
         for (other, its) in outputs.iter().zip(&resolved).skip(at + 1) {
             let is_inside =
                 |inner: &Path, outer: &Output, folder: &Path| !outer.is_frames() && inner.starts_with(folder);
-            let is_same = path == its && !is_device(path);
-            if is_same || is_inside(path, other, its) || is_inside(its, one, path) {
+            let is_one = path == its || is_inside(path, other, its) || is_inside(its, one, path);
+            if is_one && !is_device(path) {
                 let paths = if one.path == other.path {
                     one.path.display().to_string()
                 } else {
