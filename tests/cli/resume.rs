@@ -200,7 +200,7 @@ fn steps_of_another_model_or_release_are_refused() {
     let steps = std::fs::read(&path).expect("the steps");
     as_another_release(&path);
     let said = refused();
-    assert!(said.contains("model or release: release is 0.0.9 there, "), "{said}");
+    assert!(said.contains("model or release: release is \"0.0.9\" there, "), "{said}");
     assert!(!output.exists());
     std::fs::write(&path, steps).expect("written");
     let (made, began) = resumed();
