@@ -408,14 +408,14 @@ fn wrong_files_are_refused_before_anything_is_compiled() {
     fs::write(&plugin, "no library").expect("written");
     let inputs = dir.path().join("inputs.safetensors");
     write(&inputs, &BTreeMap::new(), None);
-    let out = dir.path().join("out.mp4");
+    let (out, tensors) = (dir.path().join("out.mp4"), dir.path().join("out.safetensors"));
     let size = ["--width", "64", "--height", "96", "--num-frames", "9", "--max-sequence-length", "64"];
     let set = ["--set", "request={width: 64, height: 96, num_frames: 9, max_sequence_length: 64}"];
     let hlo = dir.path().join("hlo");
     let (platform, ahead) = (["--platform", path(&plugin)], ["--target", "cpu:1", "--dump-hlo", path(&hlo)]);
     let commands = [
         [&["generate", "-c", "nano_2_0", "-p", "a ball", "-o", path(&out)][..], &platform, &size].concat(),
-        [&["run", "video-decoder", "--inputs", path(&inputs), "-o", path(&out)][..], &platform].concat(),
+        [&["run", "video-decoder", "--inputs", path(&inputs), "-o", path(&tensors)][..], &platform].concat(),
         [&["compile", "-c", "nano_2_0", "--program", "video-decoder"][..], &ahead, &set].concat(),
         vec!["check"],
     ];
@@ -442,7 +442,7 @@ fn wrong_files_are_refused_before_anything_is_compiled() {
             assert!(!said.contains("pjrt_cpu_plugin.so"), "{command:?} looked for a device first: {said}");
         }
     }
-    assert!(!out.exists() && !hlo.exists());
+    assert!(!out.exists() && !tensors.exists() && !hlo.exists());
 }
 
 /// Makes every number the largest of bf16: sums of them are infinite.
