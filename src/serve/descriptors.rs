@@ -15,6 +15,8 @@ use super::error::ApiError;
 
 /// Descriptors that clients leave to jobs, ffmpeg and the store; half of the limit where that is less.
 const RESERVE: u64 = 256;
+/// Descriptors below the reserve that connections leave to the server's own files, and to those that clients send and fetch.
+const OWN: u64 = 64;
 /// A limit below which the operator is warned: a model on several GPUs opens hundreds of files.
 const FEW: u64 = 4096;
 
@@ -56,7 +58,7 @@ impl Descriptors {
     /// Connections for which there are descriptors beside what is open now.
     pub(super) fn for_connections(&self) -> usize {
         let open = open_files().unwrap_or(0);
-        usize::try_from(self.ceiling.saturating_sub(open)).unwrap_or(usize::MAX).max(1)
+        usize::try_from(self.ceiling.saturating_sub(open + OWN)).unwrap_or(usize::MAX).max(1)
     }
 
     /// Why jobs may soon find no descriptor; `None`: there are enough.
