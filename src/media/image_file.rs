@@ -18,8 +18,8 @@ use super::jpeg_end::check_jpeg_end;
 const MOST_PIXELS: u64 = (512 << 20) / 3;
 
 /// Reads an image, whatever its name, as one RGB frame in sRGB: turned as its EXIF says, but never mirrored; transparency is dropped,
-/// of 16 bits the upper 8 are kept, of an animation the first image. PNG, JPEG and WebP are decoded here; the kinds of
-/// [`ImageKind`] by the `ffmpeg` on PATH.
+/// of 16 bits the upper 8 are kept, of an animation the first image. PNG, JPEG and WebP are decoded here;
+/// HEIC, AVIF, GIF, BMP, TIFF, JPEG XL and JPEG 2000 by the `ffmpeg` on PATH.
 ///
 /// # Errors
 /// No such file; another format; a damaged image; no ffmpeg for one that needs it.
