@@ -68,6 +68,7 @@ impl Error {
     }
 }
 
+/// A given video that is not read, and why.
 pub(super) fn unusable(path: &std::path::Path, reason: &str) -> Error {
     Error::Clip { path: path.to_path_buf(), reason: reason.into() }
 }

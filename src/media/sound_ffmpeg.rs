@@ -67,7 +67,7 @@ pub(super) fn read_by_ffmpeg(path: &Path, ffmpeg: &Path, wanted: Wanted) -> Resu
         Err(error) => return Err(Failure::Decoder(error.to_string())),
     };
     let part = match made {
-        Some(Ok(reading)) => reading.part.map(|part| SoundPart { sound: until(&part.sound, wanted), ..part }),
+        Some(Ok(reading)) => reading.part.map(|part| SoundPart { sound: until(part.sound, wanted), ..part }),
         // A header alone.
         None | Some(Err(Fault::Decoder(Reason::IoError(_)))) => None,
         Some(Err(fault)) => return Err(Failure::Decoder(format!("its output cannot be read: {fault:?}"))),
@@ -97,10 +97,10 @@ fn first_sample(path: &Path, ffmpeg: &Path, wanted: Wanted, listing: &Listing, z
 }
 
 /// A sound as far as it is wanted.
-fn until(sound: &Audio, wanted: Wanted) -> Audio {
-    let rate = f64::from(sound.rate());
-    let most = wanted.end.map(|end| ((end - wanted.start).max(0.0) * rate).ceil() as usize);
-    sound.span(0.0, most.map_or(sound.len(), |most| sound.len().min(most)))
+fn until(sound: Audio, wanted: Wanted) -> Audio {
+    let Some(end) = wanted.end else { return sound };
+    let most = ((end - wanted.start).max(0.0) * f64::from(sound.rate())).ceil() as usize;
+    if sound.len() > most { sound.span(0.0, most) } else { sound }
 }
 
 /// The first and the last line of what ffmpeg says, on one line.
