@@ -114,19 +114,24 @@ fn codecs_lengths_and_frames_are_those_asked_for() {
 
 /// A header that tells of 64x64 where 320x240 are decoded decides how much memory that takes.
 #[needs(ffmpeg)]
-fn no_more_is_decoded_than_a_header_tells() {
+fn frames_larger_than_the_header_states_are_refused() {
     let dir = tempfile::tempdir().expect("a folder");
     let path = dir.path().join("a.mp4");
-    write_mp4(&path, &gradient(9, 240, 320), 24.0, None, &options(EncoderChoice::Embedded)).expect("encodes");
-    assert_eq!(read_clip(&path, Path::new("ffmpeg")).expect("decodes").width(), 320);
-    let mut file = std::fs::read(&path).expect("a file");
-    let entry = file.windows(4).position(|name| name == b"avc1").expect("a codec");
-    let places = (0..file.len() - 4).filter(|at| *at >= entry && file[*at..*at + 4] == [1, 64, 0, 240]);
-    let place = places.min().expect("its size");
-    file[place..place + 4].copy_from_slice(&[0, 64, 0, 64]);
-    std::fs::write(&path, file).expect("written");
-    let error = read_clip(&path, Path::new("ffmpeg")).expect_err("refused").to_string();
-    assert!(error.contains("max pixel count"), "{error}");
+    // The second size is beyond what ffmpeg's decoders may ask for, so that it is never decoded.
+    for ([width, height], reason) in [([320, 240], "9 of 320x240 are decoded"), ([640, 576], "max pixel count")] {
+        let frames = gradient(9, height, width);
+        write_mp4(&path, &frames, 24.0, None, &options(EncoderChoice::Embedded)).expect("encodes");
+        assert_eq!(read_clip(&path, Path::new("ffmpeg")).expect("decodes").width(), width);
+        let mut file = std::fs::read(&path).expect("a file");
+        let entry = file.windows(4).position(|name| name == b"avc1").expect("a codec");
+        let size = [width as u16, height as u16].map(u16::to_be_bytes).concat();
+        let places = (0..file.len() - 4).filter(|at| *at >= entry && file[*at..*at + 4] == size);
+        let place = places.min().expect("its size");
+        file[place..place + 4].copy_from_slice(&[0, 64, 0, 64]);
+        std::fs::write(&path, file).expect("written");
+        let error = read_clip(&path, Path::new("ffmpeg")).expect_err("refused").to_string();
+        assert!(error.contains(reason), "{error}");
+    }
 }
 
 #[needs(ffmpeg)]
